@@ -1,0 +1,1 @@
+"""The drivers that come with ckptio; each module is one, and is imported only when needed."""

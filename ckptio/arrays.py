@@ -1,0 +1,251 @@
+"""The only module that looks inside a `jax.Array`: shards out, shards in.
+
+JAX is imported when it is first needed, never by ``import ckptio``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptio.boxes import Box
+from ckptio.errors import UnsupportedLeafError
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Sharding
+
+__all__ = ["ArrayView", "Layout", "assemble", "empty", "is_jax_array", "layout", "local_boxes"]
+
+SMALL = 64 << 10
+"""Fully addressable leaves of up to this many bytes are stored whole, not by shard."""
+
+Layout = tuple[tuple[Box, tuple[int, ...]], ...]
+"""The distinct boxes of a sharded array, each with the processes that hold it."""
+
+Index = tuple[slice, ...]
+
+
+def is_jax_array(leaf: object) -> bool:
+    """Whether a leaf is a `jax.Array`, without importing JAX."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(leaf, jax.Array)
+
+
+def is_key(dtype: object) -> bool:
+    """Whether a dtype is that of typed PRNG keys."""
+    jax = sys.modules.get("jax")
+    return jax is not None and bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
+
+
+def key_dtype(implementation: str) -> Any:
+    """Return the dtype of the typed PRNG keys of a generator, such as ``threefry2x32``."""
+    import jax
+
+    return jax.eval_shape(lambda: jax.random.key(0, impl=implementation)).dtype
+
+
+@dataclass(frozen=True)
+class ShardingInfo:
+    """A leaf's sharding as it was saved, for information.
+
+    Attributes
+    ----------
+    mesh : mapping
+        Axis names and sizes.
+    spec : tuple
+        For each dimension, the mesh axes that divide it.
+    """
+
+    mesh: Mapping[str, int]
+    spec: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        axes = ", ".join("×".join(names) if names else "-" for names in self.spec)
+        return f"({axes}) on {'×'.join(map(str, self.mesh.values()))}"
+
+
+class ArrayView:
+    """A `jax.Array` to be saved: its layout, and this process's shards as NumPy views.
+
+    Raises
+    ------
+    UnsupportedLeafError
+        If the array is a tracer, or its buffers were donated or deleted.
+    """
+
+    def __init__(self, path: str, array: jax.Array) -> None:
+        import jax
+
+        if isinstance(array, jax.core.Tracer):
+            raise UnsupportedLeafError(
+                f"leaf {path!r} is a tracer: save outside of jit, grad and vmap"
+            )
+        if array.is_deleted():
+            raise UnsupportedLeafError(f"leaf {path!r} was donated or deleted")
+        self.implementation: str | None = None
+        if is_key(array.dtype):
+            self.implementation = str(jax.random.key_impl(array))
+            array = jax.random.key_data(array)
+        self._array = array
+        self._shards: dict[Box, jax.Array] | None = None
+        self.shape = array.shape
+        self.dtype = np.dtype(array.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole array."""
+        return int(self._array.nbytes)
+
+    def layout(self) -> Layout:
+        """Return the boxes to store; a small array on devices of this process is one box."""
+        if self._stored_whole:
+            import jax
+
+            return ((Box.whole(self.shape), (jax.process_index(),)),)
+        return layout(self._array.sharding, self.shape)
+
+    @property
+    def _stored_whole(self) -> bool:
+        return self._array.is_fully_addressable and self.nbytes <= SMALL
+
+    def sharding(self) -> ShardingInfo | None:
+        """Return how the array is sharded, if by name over a mesh of several devices."""
+        import jax
+
+        sharding = self._array.sharding
+        if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.size == 1:
+            return None
+        spec = tuple(
+            () if not isinstance(axes, str | tuple) else (axes,) if isinstance(axes, str) else axes
+            for axes in sharding.spec
+        )
+        return ShardingInfo({str(k): int(v) for k, v in sharding.mesh.shape.items()}, spec)
+
+    def read(self, box: Box) -> npt.NDArray[Any]:
+        """Return a box of one shard, or of a whole small array; on CPU devices a view."""
+        array = self._array
+        if self._stored_whole and not array.is_fully_replicated:
+            return np.asarray(array)
+        if self._shards is None:
+            self._shards = {
+                _box(shard.index, self.shape): shard.data for shard in array.addressable_shards
+            }
+        if (data := self._shards.get(box)) is not None:
+            return np.asarray(data)
+        # Part of a shard: replicas are split between the processes that hold them.
+        for outer, data in self._shards.items():
+            inner = box.within(outer)
+            if all(
+                0 <= a and a + n <= m
+                for a, n, m in zip(inner.start, inner.shape, outer.shape, strict=True)
+            ):
+                return np.asarray(data)[inner.slices]
+        raise AssertionError(f"no shard of this process holds {box}")
+
+
+def _box(index: Index, shape: Sequence[int]) -> Box:
+    bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
+    return Box(tuple(a for a, _ in bounds), tuple(b - a for a, b in bounds))
+
+
+@lru_cache(maxsize=4096)
+def layout(sharding: Sharding, shape: tuple[int, ...]) -> Layout:
+    """Return the distinct boxes that a sharding cuts a shape into, in order of their start.
+
+    Raises
+    ------
+    ValueError
+        If the sharding does not fit the shape (JAX's own message).
+    """
+    holders: dict[Box, set[int]] = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        holders.setdefault(_box(index, shape), set()).add(device.process_index)
+    return tuple((box, tuple(sorted(held))) for box, held in sorted(holders.items()))
+
+
+@lru_cache(maxsize=4096)
+def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
+    """Return the distinct boxes that this process's devices hold."""
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    return tuple(sorted({_box(index or (), shape) for index in indices}))
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return uninitialised memory that JAX's CPU devices can take over without a copy."""
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    skip = -raw.ctypes.data % 64
+    return raw[skip : skip + size].view(dtype).reshape(shape)
+
+
+def assemble(
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    sharding: Sharding | None,
+    pieces: Mapping[Box, npt.NDArray[Any]],
+    implementation: str | None = None,
+) -> jax.Array:
+    """Make an array of host pieces, which are given away and never written to again.
+
+    Parameters
+    ----------
+    sharding : Sharding or None
+        Without one, the array goes to the default device.
+    pieces : mapping
+        One array for each of `local_boxes`, or the whole.
+    implementation : str, optional
+        The generator of typed PRNG keys, whose data this is.
+    """
+    import jax
+
+    if sharding is None:
+        (piece,) = pieces.values()
+        array = jax.device_put(piece)
+    else:
+        pick: Callable[[Index], npt.NDArray[Any]] = lambda index: pieces[_box(index, shape)]  # noqa: E731
+        array = jax.make_array_from_callback(shape, sharding, pick, dtype=dtype)
+    if implementation is not None:
+        return jax.random.wrap_key_data(array, impl=implementation)
+    return array
+
+
+def canonical(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
+    """Return the dtype that JAX makes of one, None if it has none (strings, times).
+
+    Where JAX's 64-bit types are off, that is float32 for float64.
+    """
+    import jax
+
+    if dtype.kind in "SUmM" or dtype.name.startswith("float6_"):
+        return None
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+
+
+def concrete(sharding: Sharding) -> Sharding:
+    """Return a sharding over real devices: an abstract mesh becomes the one in force.
+
+    Raises
+    ------
+    ValueError
+        If the mesh is abstract and ``jax.set_mesh`` has none of its shape in force.
+    """
+    import jax
+
+    if not isinstance(sharding, jax.sharding.NamedSharding) or isinstance(
+        sharding.mesh, jax.sharding.Mesh
+    ):
+        return sharding
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty or dict(mesh.shape) != dict(sharding.mesh.shape):
+        raise ValueError(
+            f"the sharding's mesh {dict(sharding.mesh.shape)} is abstract, and no such mesh is in "
+            "force: restore under jax.set_mesh, or pass a sharding over real devices"
+        )
+    return jax.sharding.NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)

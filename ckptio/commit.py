@@ -1,0 +1,170 @@
+"""Attempts, and how one becomes the checkpoint: by the atomic creation of the manifest.
+
+Keys of an attempt: ``data/<attempt>/p00000-000.safetensors`` and ``parts/<attempt>/…``. Nothing
+refers to them before the manifest does, so an attempt that died is invisible garbage.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections import defaultdict
+
+from ckptio import manifest as manifests
+from ckptio.backend import Backend, ObjectInfo
+from ckptio.errors import AlreadyExistsError, CkptioError, NotFoundError, PreconditionFailedError
+from ckptio.manifest import MANIFEST, Manifest
+
+__all__ = ["GRACE", "attempt_at", "collect", "data_prefix", "discard", "find", "load", "new_attempt", "publish", "remove"]
+
+_log = logging.getLogger("ckptio")
+
+GRACE = 24 * 3600.0
+"""Seconds after which what an uncommitted attempt wrote last counts as abandoned."""
+
+_OURS = re.compile(
+    r"(?P<root>(?:.*/)?)(?:data|parts)/(?P<attempt>[0-9a-f]{16})/p\d{5,}[-.][^/]*", re.DOTALL
+)
+_ATTEMPT = re.compile(rb'"attempt":"([0-9a-f]{16})"')
+
+
+def new_attempt() -> str:
+    """Return a fresh attempt id."""
+    return secrets.token_hex(8)
+
+
+def data_prefix(attempt: str, process: int) -> str:
+    """Return the prefix of the keys of a process's data objects."""
+    return f"data/{attempt}/p{process:05d}"
+
+
+def find(backend: Backend) -> ObjectInfo | None:
+    """Look the manifest up; None if there is no checkpoint."""
+    try:
+        return backend.head(MANIFEST)
+    except NotFoundError:
+        return None
+
+
+def load(backend: Backend) -> Manifest:
+    """Read and check the manifest.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no checkpoint.
+    ManifestError, UnsupportedFormatError
+        If it cannot be used.
+    """
+    try:
+        data = backend.read(MANIFEST)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"there is no checkpoint at {backend.uri} (no {MANIFEST}: nothing was saved there, or "
+            "a save did not finish)"
+        ) from error
+    return manifests.decode(data, backend.describe(MANIFEST))
+
+
+def publish(backend: Backend, manifest: Manifest, replaces: ObjectInfo | None) -> None:
+    """Create the manifest, and with it the checkpoint.
+
+    Parameters
+    ----------
+    replaces : ObjectInfo, optional
+        The manifest to be overwritten; without one there must be none.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If another writer was faster.
+    """
+    data = manifest.encode()
+    try:
+        if replaces is None:
+            backend.put(MANIFEST, data, mode="create")
+        else:
+            backend.put(MANIFEST, data, if_match=replaces.etag)
+    except (AlreadyExistsError, PreconditionFailedError) as error:
+        # The answer to our own request may have been lost, and this be the answer to a retry.
+        if not _is_ours(backend, manifest.attempt):
+            raise AlreadyExistsError(
+                f"another checkpoint was saved to {backend.uri} in the meantime; it was kept"
+            ) from error
+
+
+def _is_ours(backend: Backend, attempt: str) -> bool:
+    try:
+        return load(backend).attempt == attempt
+    except CkptioError:
+        return False
+
+
+def attempt_at(backend: Backend) -> str | None:
+    """Return the attempt that the manifest names, be it damaged otherwise."""
+    try:
+        match = _ATTEMPT.search(backend.read(MANIFEST))
+    except NotFoundError:
+        return None
+    return match[1].decode() if match else None
+
+
+def remove(backend: Backend) -> None:
+    """Delete the checkpoint: first the manifest, then the data.
+
+    Other attempts' data stays, for one of them may be at work; see `collect`.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no checkpoint.
+    """
+    if find(backend) is None:
+        raise NotFoundError(f"there is no checkpoint at {backend.uri}")
+    attempt = attempt_at(backend)
+    backend.delete([MANIFEST])
+    if attempt is not None:
+        discard(backend, attempt)
+
+
+def discard(backend: Backend, attempt: str) -> None:
+    """Delete what one attempt wrote; failures are logged, for it can be collected later."""
+    try:
+        for kind in ("data", "parts"):
+            backend.delete([info.key for info in backend.list(f"{kind}/{attempt}")])
+    except CkptioError as error:
+        _log.warning("attempt %s left data at %s: %s", attempt, backend.uri, error)
+
+
+def collect(backend: Backend, grace: float) -> int:
+    """Delete what dead attempts left anywhere below the backend's URI; return how many objects.
+
+    An attempt is dead if no manifest has its id and its newest object is older than `grace`
+    seconds.
+    """
+    newest: dict[tuple[str, str], float] = defaultdict(float)
+    keys: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for info in backend.list():
+        if match := _OURS.fullmatch(info.key):
+            attempt = match["root"], match["attempt"]
+            newest[attempt] = max(newest[attempt], info.modified)
+            keys[attempt].append(info.key)
+    old = time.time() - grace
+    dead = [attempt for attempt, modified in newest.items() if modified <= old]
+    # Manifests are read after the listing, so that one committed in between is seen.
+    committed = {root: _committed(backend, root) for root in {root for root, _ in dead}}
+    doomed = [key for at in dead if at[1] != committed[at[0]] for key in keys[at]]
+    backend.delete(doomed)
+    return len(doomed) + backend.discard_uploads(grace)
+
+
+def _committed(backend: Backend, root: str) -> str | None:
+    key = f"{root}{MANIFEST}"
+    try:
+        return manifests.decode(backend.read(key), backend.describe(key)).attempt
+    except NotFoundError:
+        return None
+
+

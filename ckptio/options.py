@@ -1,0 +1,65 @@
+"""Options for each direction. Every default is good enough that nobody needs to pass one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ckptio.errors import InvalidOptionError
+
+__all__ = ["RestoreOptions", "SaveOptions"]
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    memory: int = 256 * MIB
+    concurrency: int | None = None
+    deadline: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value <= 0:
+                raise InvalidOptionError(f"{field.name} must be positive, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions(_Options):
+    """How to save.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of buffers at the most; one part is always allowed.
+    concurrency : int, optional
+        Threads that write; by default what the backend asks for.
+    deadline : float, optional
+        Seconds for the whole operation.
+    object_size : int
+        Bytes at which a data object is closed.
+    part_size : int, optional
+        Bytes of a part, rounded up to whole blocks of 4 MiB; by default what the backend asks for.
+    """
+
+    object_size: int = 512 * MIB
+    part_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOptions(_Options):
+    """How to restore.
+
+    Attributes
+    ----------
+    memory : int
+        Bytes of buffers at the most; one read is always allowed.
+    concurrency : int, optional
+        Threads that read; by default what the backend asks for.
+    deadline : float, optional
+        Seconds for the whole operation.
+    read_size : int, optional
+        Bytes of one read at the most; by default what the backend asks for.
+    """
+
+    read_size: int | None = None

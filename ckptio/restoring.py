@@ -1,0 +1,212 @@
+"""The verb `restore`: resolve the target, read, hand each leaf on as soon as it is complete."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ckptio import arrays, hooks
+from ckptio.boxes import Box
+from ckptio.checkpoint import Checkpoint
+from ckptio.checkpoint import open as open_checkpoint
+from ckptio.dtypes import Units
+from ckptio.leaf import Leaf, present
+from ckptio.manifest import LeafEntry
+from ckptio.options import RestoreOptions
+from ckptio.progress import track
+from ckptio.reader import Reader
+from ckptio.restore_plan import Want
+from ckptio.target import Output, resolve
+from ckptio.units import format_bytes
+
+if TYPE_CHECKING:
+    from jax.sharding import Sharding
+
+__all__ = ["RestoreReport", "restore"]
+
+
+@dataclass(frozen=True)
+class RestoreReport:
+    """What a restore did; prints as one line.
+
+    Attributes
+    ----------
+    uri : str
+    nbytes : int
+        Bytes read from the store.
+    leaves : int
+        How many came back.
+    seconds : float
+    """
+
+    uri: str
+    nbytes: int
+    leaves: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"restored {self.leaves:,} leaves from {self.uri}, {format_bytes(self.nbytes)} read "
+            f"in {self.seconds:.2f} s ({rate:.2f} GB/s)"
+        )
+
+
+def restore(
+    uri: str | os.PathLike[str],
+    like: Any = None,
+    *,
+    only: str | Iterable[str] | None = None,
+    sharding: Sharding | Callable[[Leaf], Sharding | None] | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    options: RestoreOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> Any:
+    """Restore a checkpoint, whole or in part, as saved or as a target asks for it.
+
+    Parameters
+    ----------
+    uri : str or os.PathLike
+        Of the checkpoint.
+    like : pytree, optional
+        The target: the tree that is wanted, with an example at each leaf. `jax.Array` and
+        `jax.ShapeDtypeStruct` come back as `jax.Array` on the example's sharding (without one, on
+        the default device), NumPy arrays and Python values as such, a `Leaf` as it was saved.
+        Without a target, arrays come back in NumPy and no device is needed, except for typed PRNG
+        keys, which only JAX can hold.
+    only : str or iterable of str, optional
+        Globs over leaf paths, ``"params/**"``. Without `like`, the tree is pruned (lists keep
+        their length, with None where something went); with it, other leaves stay as in `like`.
+    sharding : Sharding, or callable, optional
+        For all arrays (scalars are replicated, strings and times stay in NumPy), or a function
+        of a `Leaf` that returns one, or None to leave that leaf as it is.
+    strict : bool
+        Whether target and checkpoint must have the same leaves. If not, what only one of them has
+        is left alone.
+    cast : bool
+        Convert what has another dtype than the target.
+    verify : bool
+        Check every byte read against its checksum.
+    options : RestoreOptions, optional
+        Memory, concurrency, deadline.
+    storage_options : mapping, optional
+        For the driver, in fsspec's own spelling.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no checkpoint.
+    MismatchError
+        If target and checkpoint differ; it lists every difference, and nothing was read.
+    CorruptionError
+        If stored bytes are not what was saved; the message names object, bytes and leaf.
+
+    Examples
+    --------
+    >>> import ckptio, numpy as np
+    >>> _ = ckptio.save("memory://doc/restore", {"w": np.ones(3), "step": 7})
+    >>> ckptio.restore("memory://doc/restore")
+    {'step': 7, 'w': array([1., 1., 1.])}
+    >>> ckptio.restore("memory://doc/restore", only="step")
+    {'step': 7}
+    """
+    began = time.monotonic()
+    with open_checkpoint(uri, storage_options=storage_options) as checkpoint:
+        target = resolve(
+            checkpoint.manifest,
+            [*checkpoint.leaves.values()],
+            like,
+            only=only,
+            sharding=sharding,
+            strict=strict,
+            cast=cast,
+            where=checkpoint.uri,
+        )
+        reader = checkpoint.reader(options or RestoreOptions(), verify=verify)
+        restored = _read(reader, checkpoint, target.outputs, progress)
+        result = target.build(restored)
+        report = RestoreReport(
+            checkpoint.uri, checkpoint.bytes_read, len(restored), time.monotonic() - began
+        )
+    hooks.notify("ckptio_restore_finished", uri=report.uri, report=report)
+    return result
+
+
+def _read(
+    reader: Reader, checkpoint: Checkpoint, outputs: Sequence[Output], progress: bool
+) -> dict[int, Any]:
+    """Read all outputs; return them by the numbers of their leaves."""
+    entries = checkpoint.manifest.leaves
+    wants, outs, owners = [], [], []
+    pieces: list[dict[Box, Units]] = []
+    for i, output in enumerate(outputs):
+        stored = entries[output.leaf].stored
+        pieces.append({})
+        for box in output.boxes:
+            units = arrays.empty(stored.units_shape(box.shape), stored.unit)
+            pieces[i][box] = units
+            wants.append(Want(output.leaf, box))
+            outs.append(units)
+            owners.append(i)
+    reads = reader.plan(wants)
+    # Counted down as reads arrive, so that a leaf is handed on as soon as it is complete.
+    feeds = [{owners[piece.want] for piece in read.pieces} for read in reads]
+    number = {id(read): i for i, read in enumerate(reads)}
+    left = np.zeros(len(outputs), np.int64)
+    for fed in feeds:
+        left[[*fed]] += 1
+    restored: dict[int, Any] = {}
+
+    def finish(i: int) -> None:
+        output = outputs[i]
+        restored[output.leaf] = _finished(output, entries[output.leaf], pieces[i])
+        pieces[i] = {}
+
+    for i in np.flatnonzero(left == 0).tolist():
+        finish(i)
+    reader.check_sizes({read.object for read in reads})
+
+    def steps() -> Iterable[int]:
+        for read in reader.run(reads, outs):
+            for i in feeds[number[id(read)]]:
+                left[i] -= 1
+                if not left[i]:
+                    finish(i)
+            yield read.stop - read.start
+
+    total = sum(read.stop - read.start for read in reads)
+    for _ in track(steps(), total, "restoring", show=progress):
+        pass
+    return restored
+
+
+def _finished(output: Output, entry: LeafEntry, pieces: Mapping[Box, Units]) -> Any:
+    """Return the value of a leaf whose bytes have all arrived."""
+    found: dict[Box, npt.NDArray[Any]] = {}
+    for box, units in pieces.items():
+        array = entry.stored.from_units(units)
+        found[box] = array if array.dtype == output.dtype else array.astype(output.dtype)
+    if output.kind == "jax" or (output.kind == "key" and output.sharding is not None):
+        return arrays.assemble(
+            entry.shape, output.dtype, output.sharding, found, entry.implementation
+        )
+    (array,) = found.values()
+    if output.kind == "numpy_scalar":
+        return array[()]
+    if output.kind in ("numpy", entry.kind):
+        return array if output.kind == "numpy" else present(entry, array)
+    convert: Any = {"bool": bool, "int": int, "float": float, "complex": complex}[output.kind]
+    return convert(array.item())
+
+

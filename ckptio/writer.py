@@ -1,0 +1,152 @@
+"""Data objects out: gather the bytes of a part, checksum its blocks, hand it to the backend."""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from ckptio.backend import Backend, Limits, Upload
+from ckptio.boxes import range_boxes
+from ckptio.dtypes import StoredDtype, Units
+from ckptio.manifest import BLOCK
+from ckptio.save_plan import ChunkPlan, LeafPlan, ObjectPlan
+from ckptio.transfer import Transfer
+
+__all__ = ["ObjectWriter", "part_size"]
+
+Source = Callable[[ChunkPlan], npt.NDArray[Any]]
+"""Returns the array of a chunk; a view, where that can be."""
+
+
+def part_size(limits: Limits, wanted: int | None, size: int) -> int:
+    """Return the part size in bytes for an object: whole blocks, within the store's limits."""
+    floor = max(wanted or limits.part_size, limits.min_part_size, -(-size // limits.max_parts))
+    blocks = max(1, min(-(-floor // BLOCK), limits.max_part_size // BLOCK))
+    return blocks * BLOCK
+
+
+class ObjectWriter:
+    """Writes one data object, its parts in any order and from any thread.
+
+    Attributes
+    ----------
+    checksums : ndarray of uint64
+        XXH3-64 of each block, filled as parts are written.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        plan: ObjectPlan,
+        leaves: Sequence[LeafPlan],
+        source: Source,
+        transfer: Transfer,
+        wanted_part_size: int | None,
+    ) -> None:
+        self.plan = plan
+        self.part_size = part_size(backend.limits, wanted_part_size, plan.size)
+        self.checksums = np.zeros(-(-plan.size // BLOCK), np.uint64)
+        self._backend = backend
+        self._leaves = leaves
+        self._source = source
+        self._transfer = transfer
+        self._ends = [chunk.offset + chunk.nbytes for chunk in plan.chunks]
+        self._lock = threading.Lock()
+        self._left = -(-plan.size // self.part_size)
+        self._upload: Upload | None = None
+        self._completed = False
+
+    @property
+    def buffer_size(self) -> int:
+        """Bytes of the buffer that a task needs."""
+        return min(self.part_size, -(-self.plan.size // BLOCK) * BLOCK)
+
+    def tasks(self) -> Iterator[Callable[[memoryview], int]]:
+        """Yield one task for each part; it returns the bytes it wrote."""
+        for start in range(0, self.plan.size, self.part_size):
+            yield lambda buffer, start=start: self._write(start, buffer)
+
+    def _write(self, start: int, buffer: memoryview) -> int:
+        stop = min(start + self.part_size, self.plan.size)
+        part = buffer[: stop - start]
+        self._gather(start, np.frombuffer(part, np.uint8))
+        for block in range(0, len(part), BLOCK):
+            digest = xxhash.xxh3_64_intdigest(part[block : block + BLOCK])
+            self.checksums[(start + block) // BLOCK] = digest
+        retry, key = self._transfer.retry, self.plan.key
+        if self.plan.size <= self.part_size and self.plan.size <= self._backend.limits.max_put:
+            # One request. The key belongs to this attempt: writing it again does no harm.
+            retry(lambda: self._backend.put(key, part))
+            return len(part)
+        upload = self._started()
+        retry(lambda: upload.write_part(start, part))
+        with self._lock:
+            self._left -= 1
+            last = not self._left
+        if last:
+            retry(upload.complete)
+            self._completed = True
+        return len(part)
+
+    def _started(self) -> Upload:
+        with self._lock:
+            if self._upload is None:
+                self._upload = self._transfer.retry(
+                    lambda: self._backend.start_upload(
+                        self.plan.key, self.plan.size, self.part_size
+                    )
+                )
+            return self._upload
+
+    def abort(self) -> None:
+        """Give up an upload that was not completed."""
+        if self._upload is not None and not self._completed:
+            self._upload.abort()
+
+    def _gather(self, start: int, out: npt.NDArray[np.uint8]) -> None:
+        """Fill `out` with the object's bytes from `start`."""
+        stop = start + out.size
+        head = self.plan.header[start:stop]
+        out[: len(head)] = np.frombuffer(head, np.uint8)
+        for i in range(bisect.bisect_right(self._ends, start), len(self._ends)):
+            chunk = self.plan.chunks[i]
+            if chunk.offset >= stop:
+                break
+            lo, hi = max(start, chunk.offset), min(stop, self._ends[i])
+            _copy_range(
+                self._leaves[chunk.leaf].dtype,
+                self._source(chunk),
+                lo - chunk.offset,
+                out[lo - start : hi - start],
+            )
+
+
+def _copy_range(
+    dtype: StoredDtype, array: npt.NDArray[Any], start: int, out: npt.NDArray[np.uint8]
+) -> None:
+    """Copy an array's stored bytes from `start` on into `out`."""
+    units = dtype.as_units(array)
+    if dtype.bits < 8:
+        lo = start * 8 // dtype.bits
+        hi = min(lo + out.size * 8 // dtype.bits, units.size)
+        loose = np.empty(hi - lo, np.uint8)
+        _copy_units(units, lo, loose)
+        out[:] = dtype.pack(loose)
+    elif units.flags.c_contiguous:
+        out[:] = units.reshape(-1).view(np.uint8)[start : start + out.size]
+    else:
+        _copy_units(units, start // dtype.unit.itemsize, out.view(dtype.unit))
+
+
+def _copy_units(units: Units, lo: int, out: Units) -> None:
+    """Copy a strided array's units from `lo` on, in C order, into a flat `out`."""
+    done = 0
+    for box in range_boxes(units.shape, lo, lo + out.size):
+        out[done : done + box.size].reshape(box.shape)[...] = units[box.slices]
+        done += box.size
