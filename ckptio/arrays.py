@@ -6,7 +6,7 @@ JAX is imported when it is first needed, never by ``import ckptio``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -143,7 +143,7 @@ class ArrayView:
         for outer, data in self._shards.items():
             inner = box.within(outer)
             if all(
-                0 <= a and a + n <= m
+                a >= 0 and a + n <= m
                 for a, n, m in zip(inner.start, inner.shape, outer.shape, strict=True)
             ):
                 return np.asarray(data)[inner.slices]
@@ -165,6 +165,7 @@ def layout(sharding: Sharding, shape: tuple[int, ...]) -> Layout:
         If the sharding does not fit the shape (JAX's own message).
     """
     holders: dict[Box, set[int]] = {}
+    device: Any  # jaxlib's own type has no annotations
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(_box(index, shape), set()).add(device.process_index)
     return tuple((box, tuple(sorted(held))) for box, held in sorted(holders.items()))
@@ -207,12 +208,16 @@ def assemble(
 
     if sharding is None:
         (piece,) = pieces.values()
-        array = jax.device_put(piece)
+        array: jax.Array = jax.device_put(piece)
     else:
-        pick: Callable[[Index], npt.NDArray[Any]] = lambda index: pieces[_box(index, shape)]  # noqa: E731
+
+        def pick(index: Index | None) -> npt.NDArray[Any]:
+            return pieces[_box(index or (), shape)]
+
         array = jax.make_array_from_callback(shape, sharding, pick, dtype=dtype)
     if implementation is not None:
-        return jax.random.wrap_key_data(array, impl=implementation)
+        keys: jax.Array = jax.random.wrap_key_data(array, impl=implementation)
+        return keys
     return array
 
 

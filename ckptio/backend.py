@@ -190,7 +190,7 @@ class Backend(ABC):
         """
         return 0
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # a store without connections has nothing to release
         """Release connections. Closing twice is fine."""
 
     # Conveniences, derived from the above.

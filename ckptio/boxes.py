@@ -6,7 +6,7 @@ Everything here counts elements, never bytes, and does no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ def split(box: Box, count: int) -> list[Box]:
             (*box.start[head], box.start[axis] + a, *box.start[tail]),
             (*box.shape[head], b - a, *box.shape[tail]),
         )
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     ]
 
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -53,7 +53,7 @@ class Checkpoint:
     def leaves(self) -> Mapping[str, Leaf]:
         """All leaves by path, in the order of the tree."""
         return {
-            entry.path: Leaf(entry, number, lambda box, n=number: self._read(n, box))
+            entry.path: Leaf(entry, number, partial(self._read, number))
             for number, entry in enumerate(self.manifest.leaves)
         }
 

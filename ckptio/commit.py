@@ -17,7 +17,18 @@ from ckptio.backend import Backend, ObjectInfo
 from ckptio.errors import AlreadyExistsError, CkptioError, NotFoundError, PreconditionFailedError
 from ckptio.manifest import MANIFEST, Manifest
 
-__all__ = ["GRACE", "attempt_at", "collect", "data_prefix", "discard", "find", "load", "new_attempt", "publish", "remove"]
+__all__ = [
+    "GRACE",
+    "attempt_at",
+    "collect",
+    "data_prefix",
+    "discard",
+    "find",
+    "load",
+    "new_attempt",
+    "publish",
+    "remove",
+]
 
 _log = logging.getLogger("ckptio")
 
@@ -166,5 +177,3 @@ def _committed(backend: Backend, root: str) -> str | None:
         return manifests.decode(backend.read(key), backend.describe(key)).attempt
     except NotFoundError:
         return None
-
-

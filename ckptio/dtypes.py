@@ -16,7 +16,6 @@ from functools import cache, cached_property
 from math import prod
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -153,7 +152,7 @@ class StoredDtype:
     def unpack(self, packed: npt.NDArray[np.uint8]) -> Units:
         """Return all elements of some packed bytes, one unit each."""
         per_byte = 8 // self.bits
-        out = np.empty((packed.size, per_byte), np.uint8)
+        out: Units = np.empty((packed.size, per_byte), np.uint8)
         for i in range(per_byte):
             out[:, i] = (packed >> (i * self.bits)) & ((1 << self.bits) - 1)
         if self.name.startswith("int"):
@@ -161,18 +160,6 @@ class StoredDtype:
             sign = 1 << (self.bits - 1)
             out = (out ^ sign) - np.uint8(sign)
         return out.reshape(-1)
-
-
-@cache
-def _table() -> dict[str, StoredDtype]:
-    table = {}
-    for name in [*_NUMPY, *_ML_DTYPES]:
-        scalar = name if name in _NUMPY else getattr(ml_dtypes, name, None)
-        if scalar is not None:  # older ml_dtypes lack the newest kinds
-            dtype = np.dtype(scalar)
-            bits = _SUB_BYTE.get(name, dtype.itemsize * 8)
-            table[name] = StoredDtype(name, dtype, bits, _SAFETENSORS.get(name, "U8"))
-    return table
 
 
 @cache
@@ -184,14 +171,27 @@ def parse(name: str) -> StoredDtype:
     ValueError
         If it names none that this version, with the installed ml_dtypes, knows.
     """
-    if found := _table().get(name):
-        return found
+    if name in _NUMPY or name in _ML_DTYPES:
+        return _named(name)
     if (match := _TEXT.fullmatch(name)) and int(match[2]) > 0:
         dtype = np.dtype(name)
         return StoredDtype(name, dtype, dtype.itemsize * 8, "U8")
     if _TIME.fullmatch(name):
         return StoredDtype(name, np.dtype(name), 64, "I64")
     raise ValueError(f"unknown dtype {name!r}")
+
+
+def _named(name: str) -> StoredDtype:
+    scalar: Any = name
+    if name in _ML_DTYPES:
+        import ml_dtypes  # costs more than the rest of the library together
+
+        scalar = getattr(ml_dtypes, name, None)
+        if scalar is None:
+            raise ValueError(f"dtype {name!r} needs a newer ml_dtypes than the one installed")
+    dtype = np.dtype(scalar)
+    bits = _SUB_BYTE.get(name, dtype.itemsize * 8)
+    return StoredDtype(name, dtype, bits, _SAFETENSORS.get(name, "U8"))
 
 
 def stored(dtype: np.dtype[Any]) -> StoredDtype:

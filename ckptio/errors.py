@@ -1,26 +1,26 @@
 """Every error that ckptio raises on its own account.
 
-    CkptioError
-    ├── InvalidURIError (ValueError)          a URI that names no place
-    ├── InvalidOptionError (ValueError)       an argument or option that makes no sense
-    ├── UnknownSchemeError (ValueError)       no driver claims the URI's scheme
-    ├── DriverConflictError                   two distributions claim one scheme
-    ├── DriverUnavailableError (ImportError)  the driver is there, what it needs is not
-    ├── UnsupportedLeafError (TypeError)      a leaf or key that cannot be saved
-    ├── MismatchError (ValueError)            the checkpoint is not what the target asks for
-    ├── LeafNotFoundError (KeyError)          no leaf has that path
-    ├── DeadlineExceededError (TimeoutError)  the whole operation took too long
-    ├── UnsupportedFormatError                written by a newer, or by another, program
-    ├── CorruptionError                       stored bytes are not the bytes that were saved
-    │   └── ManifestError                     the manifest is damaged, or contradicts itself
-    └── StorageError                          what a backend reports, with URI and key
-        ├── InvalidKeyError (ValueError)
-        ├── NotFoundError (FileNotFoundError)
-        ├── AlreadyExistsError (FileExistsError)
-        ├── PermissionDeniedError (PermissionError)
-        ├── PreconditionFailedError           the object changed since it was looked at
-        ├── StorageFullError                  no space, or over a quota
-        └── StoreUnavailableError             worth a retry: busy, unreachable, cut off
+CkptioError
+├── InvalidURIError (ValueError)          a URI that names no place
+├── InvalidOptionError (ValueError)       an argument or option that makes no sense
+├── UnknownSchemeError (ValueError)       no driver claims the URI's scheme
+├── DriverConflictError                   two distributions claim one scheme
+├── DriverUnavailableError (ImportError)  the driver is there, what it needs is not
+├── UnsupportedLeafError (TypeError)      a leaf or key that cannot be saved
+├── MismatchError (ValueError)            the checkpoint is not what the target asks for
+├── LeafNotFoundError (KeyError)          no leaf has that path
+├── DeadlineExceededError (TimeoutError)  the whole operation took too long
+├── UnsupportedFormatError                written by a newer, or by another, program
+├── CorruptionError                       stored bytes are not the bytes that were saved
+│   └── ManifestError                     the manifest is damaged, or contradicts itself
+└── StorageError                          what a backend reports, with URI and key
+    ├── InvalidKeyError (ValueError)
+    ├── NotFoundError (FileNotFoundError)
+    ├── AlreadyExistsError (FileExistsError)
+    ├── PermissionDeniedError (PermissionError)
+    ├── PreconditionFailedError           the object changed since it was looked at
+    ├── StorageFullError                  no space, or over a quota
+    └── StoreUnavailableError             worth a retry: busy, unreachable, cut off
 """
 
 from __future__ import annotations

@@ -31,7 +31,14 @@ from ckptio.errors import (
     UnknownSchemeError,
 )
 
-__all__ = ["Location", "driver_entry_points", "hookimpl", "notify", "open_backend", "plugin_manager"]
+__all__ = [
+    "Location",
+    "driver_entry_points",
+    "hookimpl",
+    "notify",
+    "open_backend",
+    "plugin_manager",
+]
 
 hookspec = pluggy.HookspecMarker("ckptio")
 hookimpl = pluggy.HookimplMarker("ckptio")

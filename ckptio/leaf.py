@@ -52,7 +52,7 @@ class Leaf:
 
     @property
     def kind(self) -> str:
-        """What it was when it was saved: ``jax``, ``numpy``, ``key``, ``int``, ``str``, …"""
+        """What it was when it was saved: ``jax``, ``numpy``, ``key``, ``int``, ``str`` or such."""
         return self._entry.kind
 
     @property
@@ -91,7 +91,7 @@ class Leaf:
         return self._entry.sharding
 
     def read(self) -> Any:
-        """Return the value as `restore` without a target would: an array, an int, a str, …"""
+        """Return the value as `restore` without a target would: an array, an int, a str."""
         return present(self._entry, self[...])
 
     def __getitem__(self, index: Any) -> npt.NDArray[Any]:
@@ -138,7 +138,7 @@ def present(entry: LeafEntry, array: npt.NDArray[Any]) -> Any:
 
 def _span(index: Any, shape: tuple[int, ...]) -> tuple[Box, tuple[Any, ...]]:
     """Return the smallest box that an index looks into, and the index within that box."""
-    wanted: tuple[int | slice | None | EllipsisType, ...]
+    wanted: tuple[int | slice | EllipsisType | None, ...]
     wanted = index if isinstance(index, tuple) else (index,)
     used = sum(1 for item in wanted if item is not None and item is not Ellipsis)
     if used > len(shape) or sum(item is Ellipsis for item in wanted) > 1:

@@ -76,7 +76,7 @@ def _describe(path: str, leaf: object, owner: int, first: int, number: int) -> S
         except TypeError as error:
             raise UnsupportedLeafError(f"leaf {path!r}: {error}{_advice(leaf)}") from None
         dtype, shape = _stored(path, array.dtype), array.shape
-        layout, read = ((Box.whole(shape), (owner,)),), lambda _: array
+        layout, read = ((Box.whole(shape), (owner,)),), lambda box: array
     same = first if first != number and isinstance(leaf, np.ndarray) | is_jax_array(leaf) else None
     entry = LeafEntry(path, kind, dtype.name, shape, sharding, implementation)
     plan = LeafPlan(path, dtype, shape, () if same is not None else layout)

@@ -2,7 +2,7 @@
 
 ``manifest.json`` is one JSON object whose last field is the XXH3-64 of all bytes before it:
 
-    {"format":"ckptio/1.0", "attempt":…, …, "leaves":[…], "chunks":{…}, "checksum":"0123456789abcdef"}
+    {"format":"ckptio/1.0","attempt":…,…,"leaves":[…],…,"checksum":"0123456789abcdef"}
 
 `decode` checks everything before anything of it is used, so that the rest of the library may
 trust a `Manifest`: no offset past an object's end, no box outside its leaf, no key outside the
@@ -350,7 +350,9 @@ def _check_chunks(
     limit = lengths_of[(np.cumsum(ranks) - ranks)[owner] + axis]
     outside = (table.starts < 0) | (table.shapes < 1) | (table.starts > limit - table.shapes)
     if outside.any():
-        raise ValueError(f"a chunk of leaf {leaves[owner[np.argmax(outside)]].path!r} is outside it")
+        raise ValueError(
+            f"a chunk of leaf {leaves[owner[np.argmax(outside)]].path!r} is outside it"
+        )
 
     volumes = table.volumes
     leaf_of = np.repeat(np.arange(len(leaves)), counts)

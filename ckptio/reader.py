@@ -198,9 +198,7 @@ def _with_lanes(box: Box, lanes: Box) -> Box:
 
 def _moved(box: Box, origin: Box, target: Box) -> Box:
     """Return a box as it lies once `origin` is moved to `target`."""
-    start = (
-        a - b + c for a, b, c in zip(box.start, origin.start, target.start, strict=True)
-    )
+    start = (a - b + c for a, b, c in zip(box.start, origin.start, target.start, strict=True))
     return Box(tuple(start), box.shape)
 
 

@@ -82,7 +82,8 @@ def plan_reads(
     ManifestError
         If the manifest has no chunk for some element of a wanted box.
     """
-    pieces, ranges = [], []
+    pieces: list[Piece] = []
+    ranges: list[tuple[int, int, int, int]] = []
     for number, want in enumerate(wants):
         leaf = manifest.leaves[want.leaf]
         dtype, covered = leaf.stored, 0

@@ -208,5 +208,3 @@ def _finished(output: Output, entry: LeafEntry, pieces: Mapping[Box, Units]) -> 
         return array if output.kind == "numpy" else present(entry, array)
     convert: Any = {"bool": bool, "int": int, "float": float, "complex": complex}[output.kind]
     return convert(array.item())
-
-

@@ -148,9 +148,7 @@ def _name(leaf: LeafPlan, box: Box, taken: set[str]) -> str:
     return name
 
 
-def chunks_by_leaf(
-    objects: Sequence[ObjectPlan], leaves: int
-) -> list[list[tuple[int, int, Box]]]:
+def chunks_by_leaf(objects: Sequence[ObjectPlan], leaves: int) -> list[list[tuple[int, int, Box]]]:
     """Return each leaf's chunks as (object, offset, box), in the order of their boxes."""
     rows = [
         (chunk.leaf, number, chunk.offset, chunk.box)
@@ -162,5 +160,3 @@ def chunks_by_leaf(
     for leaf, group in groupby(rows, key=lambda row: row[0]):
         table[leaf] = [(number, offset, box) for _, number, offset, box in group]
     return table
-
-

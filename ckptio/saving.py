@@ -212,8 +212,7 @@ def _write(
 
     plans = [leaf.plan for leaf in leaves]
     writers = [
-        ObjectWriter(backend, plan, plans, source, transfer, options.part_size)
-        for plan in objects
+        ObjectWriter(backend, plan, plans, source, transfer, options.part_size) for plan in objects
     ]
     buffer_size = max((w.buffer_size for w in writers), default=0)
     written = transfer.run(chain.from_iterable(w.tasks() for w in writers), buffer_size)

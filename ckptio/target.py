@@ -99,7 +99,7 @@ def resolve(
         try:
             output = _output(manifest.leaves[number], number, example, cast)
             outputs.append(_placed(output, manifest.leaves[number], leaves[number], sharding, cast))
-        except _Differs as difference:
+        except _DifferenceError as difference:
             differences.append(f"{paths[number]}: {difference}")
     if differences:
         lines = "".join(f"\n  {line}" for line in differences)
@@ -111,7 +111,7 @@ def resolve(
     return Target(tuple(outputs), build)
 
 
-class _Differs(Exception):
+class _DifferenceError(Exception):
     """One leaf is not what the target asks for."""
 
 
@@ -188,31 +188,29 @@ def _output(entry: LeafEntry, number: int, example: Any, cast: bool) -> Output:
     if kind in HOST_KINDS:
         scalar = entry.kind in (*_NUMBERS, *ARRAY_KINDS) and entry.shape == ()
         if kind != entry.kind and not (cast and scalar and kind in _NUMBERS):
-            raise _Differs(f"is {_saved(entry)}, wanted {kind}{_may_cast(scalar)}")
+            raise _DifferenceError(f"is {_saved(entry)}, wanted {kind}{_may_cast(scalar)}")
         return Output(number, kind, stored, None, whole)
     if entry.kind not in ARRAY_KINDS and not (cast and entry.kind in _NUMBERS):
-        raise _Differs(
+        raise _DifferenceError(
             f"is {_saved(entry)}, wanted {_say(example)}{_may_cast(entry.kind in _NUMBERS)}"
         )
     if tuple(example.shape) != entry.shape:
-        raise _Differs(f"has shape {list(entry.shape)}, wanted {list(example.shape)}")
+        raise _DifferenceError(f"has shape {list(entry.shape)}, wanted {list(example.shape)}")
     dtype = np.dtype(example.dtype).newbyteorder("=")
     if dtype != stored and not cast:
-        raise _Differs(f"is {entry.dtype}, wanted {dtype}{_may_cast(True)}")
+        raise _DifferenceError(f"is {entry.dtype}, wanted {dtype}{_may_cast(True)}")
     if dtype != stored and not _castable(stored, dtype):
-        raise _Differs(f"is {entry.dtype}, which cannot be cast to {dtype}")
+        raise _DifferenceError(f"is {entry.dtype}, which cannot be cast to {dtype}")
     return Output(number, kind, dtype, _own_sharding(example), whole)
 
 
-def _key_output(
-    entry: LeafEntry, number: int, example: Any, whole: tuple[Box, ...]
-) -> Output:
+def _key_output(entry: LeafEntry, number: int, example: Any, whole: tuple[Box, ...]) -> Output:
     if entry.kind != "key" or entry.implementation is None:
-        raise _Differs(f"is {_saved(entry)}, wanted typed PRNG keys")
+        raise _DifferenceError(f"is {_saved(entry)}, wanted typed PRNG keys")
     if arrays.key_dtype(entry.implementation) != example.dtype:
-        raise _Differs(f"holds {entry.implementation} keys, wanted {example.dtype}")
+        raise _DifferenceError(f"holds {entry.implementation} keys, wanted {example.dtype}")
     if tuple(example.shape) != entry.shape[:-1]:
-        raise _Differs(f"has shape {list(entry.shape[:-1])}, wanted {list(example.shape)}")
+        raise _DifferenceError(f"has shape {list(entry.shape[:-1])}, wanted {list(example.shape)}")
     # The data of keys has a dimension more, which no sharding of keys divides.
     return Output(number, "key", entry.stored.numpy, _own_sharding(example), whole)
 
@@ -233,7 +231,7 @@ def _kind(example: Any) -> str:
         return "numpy_scalar"
     if hasattr(example, "shape") and hasattr(example, "dtype"):
         return "key" if arrays.is_key(example.dtype) else "jax"
-    raise _Differs(f"the target has a {type(example).__name__} here, which is no leaf to restore")
+    raise _DifferenceError(f"the target has a {type(example).__name__} here, no leaf to restore")
 
 
 def _saved(entry: LeafEntry) -> str:
@@ -266,10 +264,10 @@ def _placed(
     if output.kind == "jax":
         canonical = arrays.canonical(output.dtype)
         if canonical is None:
-            raise _Differs(f"is {entry.dtype}, which JAX does not have")
+            raise _DifferenceError(f"is {entry.dtype}, which JAX does not have")
         if canonical != output.dtype:
             if not cast:
-                raise _Differs(
+                raise _DifferenceError(
                     f"is {output.dtype}, which JAX would make {canonical}: set jax_enable_x64, "
                     "restore it as NumPy, or pass cast=True"
                 )
@@ -281,7 +279,7 @@ def _placed(
         boxes = arrays.local_boxes(concrete, entry.shape)
     except ValueError as error:
         text = " ".join(str(error).split())
-        raise _Differs(f"of shape {list(entry.shape)} cannot be sharded so: {text}") from error
+        raise _DifferenceError(f"{list(entry.shape)} cannot be sharded so: {text}") from error
     return replace(output, sharding=concrete, boxes=boxes)
 
 
@@ -295,10 +293,8 @@ def _chosen(output: Output, leaf: Leaf, sharding: Placement) -> Sharding | None:
         return sharding(leaf)
     if output.kind == "numpy" and arrays.canonical(output.dtype) is None:
         return None
-    named = isinstance(sharding, jax.sharding.NamedSharding)
     rank = len(leaf.shape) - (output.kind == "key")
-    if rank == 0 and named:
-        return jax.sharding.NamedSharding(
-            sharding.mesh, jax.sharding.PartitionSpec(), memory_kind=sharding.memory_kind
-        )
+    if rank == 0 and isinstance(sharding, jax.sharding.NamedSharding):
+        nothing = jax.sharding.PartitionSpec()  # type: ignore[no-untyped-call]  # JAX's
+        return jax.sharding.NamedSharding(sharding.mesh, nothing, memory_kind=sharding.memory_kind)
     return sharding

@@ -88,7 +88,7 @@ class Transfer:
             Bytes, page-aligned.
         """
         fit = self._memory // buffer_size if buffer_size else self._concurrency
-        results: queue.SimpleQueue[tuple[bool, T | BaseException | None]] = queue.SimpleQueue()
+        results: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
         source, drawing = iter(tasks), threading.Lock()
 
         def work() -> None:
@@ -99,12 +99,12 @@ class Transfer:
                         task = next(source, None)
                     if task is None:
                         break
-                    results.put((True, task(buffer)))
+                    results.put((task(buffer),))
             except BaseException as error:
                 self._stop.set()
-                results.put((False, error))
+                results.put(error)
             else:
-                results.put((False, None))
+                results.put(None)
 
         threads = [
             threading.Thread(target=work, name=f"ckptio-{i}", daemon=True)
@@ -112,28 +112,28 @@ class Transfer:
         ]
         for thread in threads:
             thread.start()
-        running, failure = len(threads), None
+        running = len(threads)
+        failure: BaseException | None = None
         try:
             while running:
                 try:
-                    is_result, item = results.get(timeout=self._deadline.remaining())
+                    item = results.get(timeout=self._deadline.remaining())
                 except queue.Empty:
-                    # A thread may be stuck in the store's client: it is left behind, not waited for.
+                    # A thread may be stuck in the store's client: it is not waited for.
                     raise self._deadline.error(self._doing) from failure
-                if is_result:
+                if isinstance(item, tuple):
                     if failure is None:
-                        yield item  # type: ignore[misc]  # is_result says that it is a T
+                        yield item[0]
                 else:
                     running -= 1
-                    failure = failure or item  # type: ignore[assignment]  # an error or None
-            if isinstance(failure, BaseException):
+                    failure = failure or item
+            if failure is not None:
                 raise failure
         finally:
             if running:
                 self._stop.set()
-                remaining = self._deadline.remaining()
                 for thread in threads:
-                    thread.join(timeout=remaining)
+                    thread.join(timeout=self._deadline.remaining())
             self._stop.clear()
 
     def map(self, function: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
@@ -142,7 +142,7 @@ class Transfer:
         if len(pending) == 1:
             yield function(pending[0])
         elif pending:
-            yield from self.run((lambda _, item=item: function(item)) for item in pending)
+            yield from self.run(_ignoring_buffer(function, item) for item in pending)
 
     def retry(self, call: Callable[[], T]) -> T:
         """Call, and call again while the store is unavailable, with growing, jittered pauses.
@@ -164,3 +164,7 @@ class Transfer:
                 _log.info("trying again in %.1f s: %s", pause, error)
                 self._stop.wait(pause)
                 delay = min(delay * 2, _LONGEST_DELAY)
+
+
+def _ignoring_buffer(function: Callable[[A], T], item: A) -> Task[T]:
+    return lambda _: function(item)

@@ -154,14 +154,14 @@ def _step(entry: Any) -> Step | None:
     from jax import tree_util
 
     if isinstance(entry, tree_util.GetAttrKey):
-        return entry.name
+        return str(entry.name)
     if isinstance(entry, tree_util.DictKey):
-        key = entry.key
+        key: Step = entry.key
         return key if type(key) in _KEYS else str(key)
     return None
 
 
-def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
+def unflatten(structure: Structure, leaves: Sequence[Any] | Mapping[int, Any]) -> Any:
     """Put a tree together from its structure and its leaves, by their numbers."""
     if isinstance(structure, int):
         return leaves[structure]

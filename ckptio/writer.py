@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class ObjectWriter:
     def tasks(self) -> Iterator[Callable[[memoryview], int]]:
         """Yield one task for each part; it returns the bytes it wrote."""
         for start in range(0, self.plan.size, self.part_size):
-            yield lambda buffer, start=start: self._write(start, buffer)
+            yield partial(self._write, start)
 
     def _write(self, start: int, buffer: memoryview) -> int:
         stop = min(start + self.part_size, self.plan.size)

@@ -402,7 +402,9 @@ class BackendContract(ABC):
         backend.put("k", b"from the parent")
         ready, answer = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # other libraries warn that their threads won't be there
+            warnings.simplefilter(
+                "ignore"
+            )  # other libraries warn that their threads won't be there
             child = os.fork()
         if child == 0:
             try:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 
-class ServerUnavailable(Exception):
+class ServerUnavailableError(Exception):
     """The server is not installed, or did not start; the message says what to do."""
 
 
@@ -38,7 +38,9 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str | Path], ready_url: str, *, seconds: float = 60) -> Iterator[None]:
+def running(
+    command: Sequence[str | Path], ready_url: str, *, seconds: float = 60
+) -> Iterator[None]:
     """Run a server until the block ends; it is ready once `ready_url` answers anything.
 
     It runs in a session of its own and is killed with all its children: its data is a throwaway
@@ -54,14 +56,14 @@ def running(command: Sequence[str | Path], ready_url: str, *, seconds: float = 6
                 start_new_session=True,
             )
         except OSError as error:
-            raise ServerUnavailable(f"cannot start {command[0]}: {error}") from error
+            raise ServerUnavailableError(f"cannot start {command[0]}: {error}") from error
         try:
             _wait_until_ready(process, ready_url, seconds, log.name)
             yield
-        except ServerUnavailable as error:
+        except ServerUnavailableError as error:
             log.seek(0)
             tail = log.read()[-2000:].decode(errors="replace")
-            raise ServerUnavailable(f"{error}\n{tail}") from None
+            raise ServerUnavailableError(f"{error}\n{tail}") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -75,7 +77,7 @@ def _wait_until_ready(
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerUnavailable(f"{process.args!r} ended with {process.returncode}")
+            raise ServerUnavailableError(f"{process.args!r} ended with {process.returncode}")
         try:
             opener.open(url, timeout=1).close()
             return
@@ -84,4 +86,4 @@ def _wait_until_ready(
         except (OSError, urllib.error.URLError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)  # polls: a server tells nobody when it is ready
-    raise ServerUnavailable(f"{process.args!r} was not ready within {seconds} s")
+    raise ServerUnavailableError(f"{process.args!r} was not ready within {seconds} s")
