@@ -155,11 +155,7 @@ class StoredDtype:
         out: Units = np.empty((packed.size, per_byte), np.uint8)
         for i in range(per_byte):
             out[:, i] = (packed >> (i * self.bits)) & ((1 << self.bits) - 1)
-        if self.name.startswith("int"):
-            # As ml_dtypes keeps them: the sign fills the byte.
-            sign = 1 << (self.bits - 1)
-            out = (out ^ sign) - np.uint8(sign)
-        return out.reshape(-1)
+        return out.reshape(-1)  # the upper bits are zero, as JAX and ml_dtypes have them
 
 
 @cache

@@ -97,7 +97,8 @@ class Leaf:
     def __getitem__(self, index: Any) -> npt.NDArray[Any]:
         box, rest = _span(index, self.shape)
         found = self._read(box) if box.size else empty(box.shape, self.dtype)
-        return np.asarray(found[rest])
+        # The ellipsis keeps a single element an array, of the leaf's own dtype.
+        return found[(*rest, ...)]
 
     def __array__(
         self, dtype: npt.DTypeLike | None = None, copy: bool | None = None

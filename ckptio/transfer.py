@@ -132,8 +132,8 @@ class Transfer:
         finally:
             if running:
                 self._stop.set()
-                for thread in threads:
-                    thread.join(timeout=self._deadline.remaining())
+            for thread in threads:
+                thread.join(timeout=self._deadline.remaining() if running else None)
             self._stop.clear()
 
     def map(self, function: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:

@@ -126,7 +126,9 @@ def _check_key(key: object, at: tuple[str, ...]) -> None:
         try:
             key.encode()
         except UnicodeEncodeError as error:
-            raise UnsupportedLeafError(f"the key {key!r} is not valid Unicode") from error
+            raise UnsupportedLeafError(
+                f"the key {key!r} of the dict at {'/'.join(at) or 'the root'!r} is not Unicode"
+            ) from error
 
 
 def _sorted(node: Mapping[Any, Any], at: tuple[str, ...]) -> list[Any]:

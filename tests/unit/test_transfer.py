@@ -1,0 +1,125 @@
+"""Parallel I/O is bounded, stops at the first error, retries what is worth it, and never hangs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ckptio import DeadlineExceededError, NotFoundError, StoreUnavailableError, transfer
+from ckptio.transfer import Deadline, Transfer
+
+
+def make(*, concurrency=4, memory=1 << 20, seconds=None):
+    return Transfer("testing", concurrency=concurrency, memory=memory, deadline=Deadline(seconds))
+
+
+def test_every_task_runs_once_and_every_result_comes():
+    results = make().run((lambda _, i=i: i) for i in range(100))
+    assert sorted(results) == [*range(100)]
+
+
+def test_threads_are_no_more_than_the_memory_allows():
+    busy, most, lock = 0, 0, threading.Lock()
+
+    def task(buffer):
+        nonlocal busy, most
+        with lock:
+            busy += 1
+            most = max(most, busy)
+        buffer[0] = 1
+        with lock:
+            busy -= 1
+        return len(buffer)
+
+    sizes = [*make(concurrency=16, memory=3 * 4096).run([task] * 50, buffer_size=4096)]
+    assert sizes == [4096] * 50
+    assert most <= 3
+    assert [*make(memory=1).run([task], buffer_size=1 << 20)] == [1 << 20], "one buffer always"
+
+
+def test_the_first_error_stops_everything_and_is_raised():
+    started = []
+
+    def tasks():
+        for i in range(1000):
+            started.append(i)
+            yield lambda _, i=i: 1 // (i != 5)
+
+    with pytest.raises(ZeroDivisionError):
+        [*make(concurrency=2).run(tasks())]
+    assert len(started) < 1000
+
+
+def test_an_error_of_the_iterator_is_raised_too():
+    def tasks():
+        yield lambda _: 1
+        raise OSError("drawn too far")
+
+    with pytest.raises(OSError, match="drawn too far"):
+        [*make().run(tasks())]
+
+
+def test_a_stuck_task_is_reported_when_time_is_up():
+    release = threading.Event()
+    try:
+        with pytest.raises(DeadlineExceededError, match=r"0\.2 s: testing"):
+            [*make(seconds=0.2).run([lambda _: release.wait(60)])]
+    finally:
+        release.set()
+
+
+def test_no_thread_is_left_behind():
+    [*make().run((lambda _: 1) for _ in range(20))]
+    run = make().run((lambda _: 1) for _ in range(20))
+    next(run)
+    run.close()
+    with pytest.raises(ZeroDivisionError):
+        [*make().run([lambda _: 1 // 0])]
+    assert not [t for t in threading.enumerate() if t.name.startswith("ckptio-")]
+
+
+def test_the_store_is_asked_again_with_growing_pauses(monkeypatch):
+    monkeypatch.setattr(transfer, "_FIRST_DELAY", 0.001)
+    answers = [StoreUnavailableError("busy")] * 4 + ["done"]
+
+    def call():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert make().retry(call) == "done"
+
+
+@pytest.mark.parametrize("error", [NotFoundError("gone"), ValueError("wrong")])
+def test_other_errors_are_not_retried(error):
+    calls = []
+
+    def call():
+        calls.append(1)
+        raise error
+
+    with pytest.raises(type(error)):
+        make().retry(call)
+    assert calls == [1]
+
+
+def test_retries_end_with_patience_or_with_the_deadline(monkeypatch):
+    monkeypatch.setattr(transfer, "_FIRST_DELAY", 0.001)
+
+    def call():
+        raise StoreUnavailableError("s3://b/k at http://x: busy")
+
+    with pytest.raises(DeadlineExceededError, match="busy") as caught:
+        make(seconds=0.05).retry(call)
+    assert isinstance(caught.value.__cause__, StoreUnavailableError)
+    monkeypatch.setattr(transfer, "PATIENCE", 0.05)
+    with pytest.raises(StoreUnavailableError, match="busy"):
+        make().retry(call)
+
+
+def test_map_keeps_one_item_in_the_calling_thread():
+    assert [*make().map(lambda _: threading.current_thread(), [1])] == [threading.current_thread()]
+    assert sorted(make().map(lambda x: x * x, range(5))) == [0, 1, 4, 9, 16]
+    assert [*make().map(lambda x: x, [])] == []
