@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptio.boxes import Box
+from ckptio.boxes import Box, intersect, merge
 from ckptio.errors import UnsupportedLeafError
 
 if TYPE_CHECKING:
@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["ArrayView", "Layout", "assemble", "empty", "is_jax_array", "layout", "local_boxes"]
 
 SMALL = 64 << 10
-"""Fully addressable leaves of up to this many bytes are stored whole, not by shard."""
+"""Arrays of up to this many bytes are fetched from their devices whole, not by shard."""
 
 Layout = tuple[tuple[Box, tuple[int, ...]], ...]
-"""The distinct boxes of a sharded array, each with the processes that hold it."""
+"""Boxes that make up an array, each with the processes that hold it."""
+
+Pieces = list[tuple[Box, npt.NDArray[Any]]]
+"""Arrays that together hold a box, and where in the leaf each of them lies."""
 
 Index = tuple[slice, ...]
 
@@ -104,16 +107,8 @@ class ArrayView:
         return int(self._array.nbytes)
 
     def layout(self) -> Layout:
-        """Return the boxes to store; a small array on devices of this process is one box."""
-        if self._stored_whole:
-            import jax
-
-            return ((Box.whole(self.shape), (jax.process_index(),)),)
+        """Return the boxes to store, and the processes that hold each."""
         return layout(self._array.sharding, self.shape)
-
-    @property
-    def _stored_whole(self) -> bool:
-        return self._array.is_fully_addressable and self.nbytes <= SMALL
 
     def sharding(self) -> ShardingInfo | None:
         """Return how the array is sharded, if by name over a mesh of several devices."""
@@ -128,26 +123,28 @@ class ArrayView:
         )
         return ShardingInfo({str(k): int(v) for k, v in sharding.mesh.shape.items()}, spec)
 
-    def read(self, box: Box) -> npt.NDArray[Any]:
-        """Return a box of one shard, or of a whole small array; on CPU devices a view."""
+    def read(self, box: Box) -> Pieces:
+        """Return what this process's shards hold of a box; on CPU devices as views."""
         array = self._array
-        if self._stored_whole and not array.is_fully_replicated:
-            return np.asarray(array)
+        if self._fetched_whole:
+            return [(Box.whole(self.shape), np.asarray(array))]
         if self._shards is None:
+            # Replicas on several devices have the same box: one of them is enough.
             self._shards = {
                 _box(shard.index, self.shape): shard.data for shard in array.addressable_shards
             }
-        if (data := self._shards.get(box)) is not None:
-            return np.asarray(data)
-        # Part of a shard: replicas are split between the processes that hold them.
-        for outer, data in self._shards.items():
-            inner = box.within(outer)
-            if all(
-                a >= 0 and a + n <= m
-                for a, n, m in zip(inner.start, inner.shape, outer.shape, strict=True)
-            ):
-                return np.asarray(data)[inner.slices]
-        raise AssertionError(f"no shard of this process holds {box}")
+        return [
+            (held, np.asarray(data))
+            for held, data in self._shards.items()
+            if intersect(held, box) is not None
+        ]
+
+    @property
+    def _fetched_whole(self) -> bool:
+        # JAX puts a small array together faster than we look at its shards one by one.
+        return bool(self._array.is_fully_addressable) and (
+            self.nbytes <= SMALL or len(self._array.sharding.device_set) == 1
+        )
 
 
 def _box(index: Index, shape: Sequence[int]) -> Box:
@@ -157,7 +154,11 @@ def _box(index: Index, shape: Sequence[int]) -> Box:
 
 @lru_cache(maxsize=4096)
 def layout(sharding: Sharding, shape: tuple[int, ...]) -> Layout:
-    """Return the distinct boxes that a sharding cuts a shape into, in order of their start.
+    """Return the boxes that a sharded array is stored as, in order of their start.
+
+    Shards that the same processes hold are joined where they lie side by side: what one process
+    holds of an array is one box, whatever its devices hold, so that rows are contiguous and other
+    programs find whole tensors.
 
     Raises
     ------
@@ -168,7 +169,10 @@ def layout(sharding: Sharding, shape: tuple[int, ...]) -> Layout:
     device: Any  # jaxlib's own type has no annotations
     for device, index in sharding.devices_indices_map(shape).items():
         holders.setdefault(_box(index, shape), set()).add(device.process_index)
-    return tuple((box, tuple(sorted(held))) for box, held in sorted(holders.items()))
+    groups: dict[tuple[int, ...], list[Box]] = {}
+    for box, held in holders.items():
+        groups.setdefault(tuple(sorted(held)), []).append(box)
+    return tuple(sorted((box, held) for held, boxes in groups.items() for box in merge(boxes)))
 
 
 @lru_cache(maxsize=4096)

@@ -5,7 +5,7 @@ Everything here counts elements, never bytes, and does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Box", "intersect", "range_boxes", "spans", "split"]
+__all__ = ["Box", "intersect", "merge", "range_boxes", "spans", "split"]
 
 
 class Box(NamedTuple):
@@ -41,6 +41,14 @@ class Box(NamedTuple):
         """Return the same region, counted from where `outer` starts."""
         start = tuple(a - b for a, b in zip(self.start, outer.start, strict=True))
         return Box(start, self.shape)
+
+    def shifted(self, by: tuple[int, ...]) -> Box:
+        """Return the box moved along each axis; the opposite of `within`."""
+        return Box(tuple(a + b for a, b in zip(self.start, by, strict=True)), self.shape)
+
+    def extended(self, lengths: tuple[int, ...]) -> Box:
+        """Return the box with whole axes of these lengths after its own."""
+        return Box(self.start + (0,) * len(lengths), self.shape + lengths)
 
     def __str__(self) -> str:
         return f"[{','.join(f'{s.start}:{s.stop}' for s in self.slices)}]"
@@ -86,6 +94,40 @@ def split(box: Box, count: int) -> list[Box]:
         )
         for a, b in pairwise(cuts)
     ]
+
+
+def merge(boxes: Iterable[Box]) -> list[Box]:
+    """Join disjoint boxes that lie side by side into larger ones, in order of their start.
+
+    Examples
+    --------
+    >>> [str(b) for b in merge([Box((0, 0), (2, 3)), Box((0, 3), (2, 1)), Box((2, 0), (1, 4))])]
+    ['[0:3,0:4]']
+    """
+    joined = sorted(boxes)
+    for axis in reversed(range(len(joined[0].start) if joined else 0)):
+        # Boxes that agree in everything but this axis, one after the other along it.
+        joined.sort(key=lambda box: (_without(box, axis), box.start[axis]))
+        row: list[Box] = []
+        for box in joined:
+            last = row[-1] if row else None
+            if (
+                last is not None
+                and _without(last, axis) == _without(box, axis)
+                and last.start[axis] + last.shape[axis] == box.start[axis]
+            ):
+                length = last.shape[axis] + box.shape[axis]
+                shape = (*last.shape[:axis], length, *last.shape[axis + 1 :])
+                row[-1] = Box(last.start, shape)
+            else:
+                row.append(box)
+        joined = row
+    return sorted(joined)
+
+
+def _without(box: Box, axis: int) -> tuple[int, ...]:
+    start, shape = box
+    return (*start[:axis], *start[axis + 1 :], *shape[:axis], *shape[axis + 1 :])
 
 
 def range_boxes(shape: Sequence[int], lo: int, hi: int) -> Iterator[Box]:

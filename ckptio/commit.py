@@ -140,13 +140,28 @@ def remove(backend: Backend) -> None:
         discard(backend, attempt)
 
 
+def abandon(backend: Backend, attempt: str) -> None:
+    """Delete what a failed attempt wrote, unless it was committed after all.
+
+    The request that creates the manifest may have been carried out although we never heard so;
+    where that cannot be found out, the data stays.
+    """
+    try:
+        committed = attempt_at(backend) == attempt
+    except CkptioError as error:
+        _log.warning("attempt %s may have left data at %s: %s", attempt, backend.uri, error)
+        return
+    if not committed:
+        discard(backend, attempt)
+
+
 def discard(backend: Backend, attempt: str) -> None:
     """Delete what one attempt wrote; failures are logged, for it can be collected later."""
     try:
         for kind in ("data", "parts"):
             backend.delete([info.key for info in backend.list(f"{kind}/{attempt}")])
-    except CkptioError as error:
-        _log.warning("attempt %s left data at %s: %s", attempt, backend.uri, error)
+    except Exception:
+        _log.warning("attempt %s left data at %s", attempt, backend.uri, exc_info=True)
 
 
 def collect(backend: Backend, grace: float) -> int:

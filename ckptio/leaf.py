@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -180,11 +181,14 @@ def _counted_from(found: range, low: int) -> slice:
 
 
 def _position(item: Any, length: int, axis: int) -> int:
-    if isinstance(item, bool | np.bool_) or not hasattr(item, "__index__"):
+    try:
+        if isinstance(item, bool | np.bool_):
+            raise TypeError("a mask")
+        position = operator.index(item)
+    except TypeError as error:
         raise IndexError(
             f"only integers, slices, ... and None index a leaf, not {item!r}: read it first"
-        )
-    position = int(item.__index__())
+        ) from error
     if not -length <= position < length:
         raise IndexError(f"index {position} is out of bounds for axis {axis} of length {length}")
     return position % length

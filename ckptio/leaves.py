@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ckptio import dtypes, values
-from ckptio.arrays import ArrayView, is_jax_array
+from ckptio.arrays import ArrayView, Pieces, is_jax_array
 from ckptio.boxes import Box
 from ckptio.errors import UnsupportedLeafError
 from ckptio.manifest import LeafEntry
@@ -30,14 +29,14 @@ class SavedLeaf:
     plan : LeafPlan
         Its layout; empty for a leaf whose bytes another one brings.
     read : callable
-        Returns the array of one of its boxes; a view, where that can be.
+        Returns what this process has of one of its boxes; as views, where that can be.
     same_as : int, optional
         The number of an earlier leaf that is the very same array (tied weights).
     """
 
     entry: LeafEntry
     plan: LeafPlan
-    read: Callable[[Box], npt.NDArray[Any]]
+    read: Callable[[Box], Pieces]
     same_as: int | None = None
 
 
@@ -76,7 +75,10 @@ def _describe(path: str, leaf: object, owner: int, first: int, number: int) -> S
         except TypeError as error:
             raise UnsupportedLeafError(f"leaf {path!r}: {error}{_advice(leaf)}") from None
         dtype, shape = _stored(path, array.dtype), array.shape
-        layout, read = ((Box.whole(shape), (owner,)),), lambda box: array
+        layout, read = (
+            ((Box.whole(shape), (owner,)),),
+            lambda box: [(Box.whole(array.shape), array)],
+        )
     same = first if first != number and isinstance(leaf, np.ndarray) | is_jax_array(leaf) else None
     entry = LeafEntry(path, kind, dtype.name, shape, sharding, implementation)
     plan = LeafPlan(path, dtype, shape, () if same is not None else layout)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import xxhash
 
 from ckptio.backend import Backend, Limits
-from ckptio.boxes import Box, intersect, range_boxes
+from ckptio.boxes import intersect, range_boxes
 from ckptio.dtypes import Units
 from ckptio.errors import CorruptionError, NotFoundError
 from ckptio.manifest import BLOCK, Manifest
@@ -181,25 +181,14 @@ def _scatter(piece: Piece, read: Read, data: npt.NDArray[np.uint8], out: Units) 
     if piece.chunk == piece.box:
         out.reshape(-1)[first:end] = units[: end - first]
         return
-    lanes = Box.whole(dtype.lanes)
-    inside = _with_lanes(piece.common.within(piece.chunk), lanes)
-    target = _with_lanes(piece.common.within(piece.box), lanes)
+    inside = piece.common.within(piece.chunk).extended(dtype.lanes)
+    target = piece.common.within(piece.box).extended(dtype.lanes)
     done = 0
     for box in range_boxes(shape, first, end):
         if (part := intersect(box, inside)) is not None:
             source = units[done : done + box.size].reshape(box.shape)[part.within(box).slices]
-            out[_moved(part, inside, target).slices] = source
+            out[part.within(inside).shifted(target.start).slices] = source
         done += box.size
-
-
-def _with_lanes(box: Box, lanes: Box) -> Box:
-    return Box(box.start + lanes.start, box.shape + lanes.shape)
-
-
-def _moved(box: Box, origin: Box, target: Box) -> Box:
-    """Return a box as it lies once `origin` is moved to `target`."""
-    start = (a - b + c for a, b, c in zip(box.start, origin.start, target.start, strict=True))
-    return Box(tuple(start), box.shape)
 
 
 def _typed(data: npt.NDArray[np.uint8], unit: np.dtype[Any]) -> Units:

@@ -133,7 +133,7 @@ def save(
                 backend, transfer, prepared, attempt, replaces, options, began, progress
             )
         except BaseException as error:
-            commit.discard(backend, attempt)
+            commit.abandon(backend, attempt)
             hooks.notify("ckptio_save_failed", uri=backend.uri, error=error)
             raise
         hooks.notify("ckptio_save_committed", uri=backend.uri, report=report)
@@ -193,6 +193,7 @@ def _attempt(
     nbytes = sum(plan.size for plan in objects)
     seconds = time.monotonic() - began
     if replaced is not None:
+        # From here on the new checkpoint exists: nothing that goes wrong may undo it.
         commit.discard(backend, replaced)
     return SaveReport(backend.uri, attempt, nbytes, len(leaves), len(objects), seconds)
 

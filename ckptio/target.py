@@ -188,7 +188,9 @@ def _output(entry: LeafEntry, number: int, example: Any, cast: bool) -> Output:
     if kind in HOST_KINDS:
         scalar = entry.kind in (*_NUMBERS, *ARRAY_KINDS) and entry.shape == ()
         if kind != entry.kind and not (cast and scalar and kind in _NUMBERS):
-            raise _DifferenceError(f"is {_saved(entry)}, wanted {kind}{_may_cast(scalar)}")
+            raise _DifferenceError(
+                f"is {_saved(entry)}, wanted {kind}{_may_cast(scalar and kind in _NUMBERS)}"
+            )
         return Output(number, kind, stored, None, whole)
     if entry.kind not in ARRAY_KINDS and not (cast and entry.kind in _NUMBERS):
         raise _DifferenceError(

@@ -6,14 +6,14 @@ import bisect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from ckptio.arrays import Pieces
 from ckptio.backend import Backend, Limits, Upload
-from ckptio.boxes import range_boxes
+from ckptio.boxes import Box, intersect, range_boxes
 from ckptio.dtypes import StoredDtype, Units
 from ckptio.manifest import BLOCK
 from ckptio.save_plan import ChunkPlan, LeafPlan, ObjectPlan
@@ -21,8 +21,8 @@ from ckptio.transfer import Transfer
 
 __all__ = ["ObjectWriter", "part_size"]
 
-Source = Callable[[ChunkPlan], npt.NDArray[Any]]
-"""Returns the array of a chunk; a view, where that can be."""
+Source = Callable[[ChunkPlan], Pieces]
+"""Returns the arrays that hold a chunk's box; views, where that can be."""
 
 
 def part_size(limits: Limits, wanted: int | None, size: int) -> int:
@@ -122,6 +122,7 @@ class ObjectWriter:
             lo, hi = max(start, chunk.offset), min(stop, self._ends[i])
             _copy_range(
                 self._leaves[chunk.leaf].dtype,
+                chunk.box,
                 self._source(chunk),
                 lo - chunk.offset,
                 out[lo - start : hi - start],
@@ -129,25 +130,34 @@ class ObjectWriter:
 
 
 def _copy_range(
-    dtype: StoredDtype, array: npt.NDArray[Any], start: int, out: npt.NDArray[np.uint8]
+    dtype: StoredDtype, box: Box, pieces: Pieces, start: int, out: npt.NDArray[np.uint8]
 ) -> None:
-    """Copy an array's stored bytes from `start` on into `out`."""
-    units = dtype.as_units(array)
+    """Copy a box's stored bytes from `start` on into `out`."""
+    held = [(piece, dtype.as_units(array)) for piece, array in pieces]
     if dtype.bits < 8:
         lo = start * 8 // dtype.bits
-        hi = min(lo + out.size * 8 // dtype.bits, units.size)
+        hi = min(lo + out.size * 8 // dtype.bits, box.size)
         loose = np.empty(hi - lo, np.uint8)
-        _copy_units(units, lo, loose)
+        _copy_units(dtype, box, held, lo, loose)
         out[:] = dtype.pack(loose)
-    elif units.flags.c_contiguous:
+        return
+    if held[0][0] == box and (units := held[0][1]).flags.c_contiguous:
         out[:] = units.reshape(-1).view(np.uint8)[start : start + out.size]
-    else:
-        _copy_units(units, start // dtype.unit.itemsize, out.view(dtype.unit))
+        return
+    _copy_units(dtype, box, held, start // dtype.unit.itemsize, out.view(dtype.unit))
 
 
-def _copy_units(units: Units, lo: int, out: Units) -> None:
-    """Copy a strided array's units from `lo` on, in C order, into a flat `out`."""
+def _copy_units(
+    dtype: StoredDtype, box: Box, held: Sequence[tuple[Box, Units]], lo: int, out: Units
+) -> None:
+    """Copy a box's units from `lo` on, in C order, from the arrays that hold it, into `out`."""
+    corner = box.extended(dtype.lanes).start
     done = 0
-    for box in range_boxes(units.shape, lo, lo + out.size):
-        out[done : done + box.size].reshape(box.shape)[...] = units[box.slices]
-        done += box.size
+    for part in range_boxes(dtype.units_shape(box.shape), lo, lo + out.size):
+        target = out[done : done + part.size].reshape(part.shape)
+        wanted = part.shifted(corner)
+        for piece, units in held:
+            whole = piece.extended(dtype.lanes)
+            if (common := intersect(wanted, whole)) is not None:
+                target[common.within(wanted).slices] = units[common.within(whole).slices]
+        done += part.size

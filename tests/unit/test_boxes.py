@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies import boxed, shapes
 
-from ckptio.boxes import Box, intersect, range_boxes, spans, split
+from ckptio.boxes import Box, intersect, merge, range_boxes, spans, split
 
 
 def cells(shape, box):
@@ -39,6 +40,30 @@ def test_a_split_is_a_partition_into_balanced_boxes(shaped, count):
         differences = [abs(a - b) for a, b in zip(piece.shape, pieces[0].shape, strict=True)]
         assert max(differences, default=0) <= 1
     assert len(pieces) == min(count, max(box.shape, default=1))
+
+
+@given(boxed(), st.data())
+def test_merging_joins_a_grid_again_and_never_changes_what_is_covered(shaped, data):
+    shape, box = shaped
+    grid = [box]
+    for axis, n in enumerate(box.shape):
+        count = data.draw(st.integers(1, n))
+        edges = [n * i // count for i in range(count + 1)]
+        grid = [
+            Box(
+                (*b.start[:axis], b.start[axis] + lo, *b.start[axis + 1 :]),
+                (*b.shape[:axis], hi - lo, *b.shape[axis + 1 :]),
+            )
+            for b in grid
+            for lo, hi in pairwise(edges)
+        ]
+    assert merge(data.draw(st.permutations(grid))) == [box]
+    some = data.draw(st.lists(st.sampled_from(grid), unique=True))
+    merged = merge(some)
+    covered = [cells(shape, b) for b in merged]
+    wanted = [cells(shape, b) for b in some]
+    assert sorted(np.concatenate([[], *covered])) == sorted(np.concatenate([[], *wanted]))
+    assert len(merged) <= len(some)
 
 
 @given(shapes, st.data())

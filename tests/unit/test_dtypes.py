@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ckptio import dtypes
+from ckptio.boxes import Box
 from ckptio.dtypes import parse, stored
 from ckptio.writer import _copy_range
 
@@ -29,12 +30,12 @@ OTHERS = [
 
 def through_storage(array):
     """Store an array in two pieces, cut at an odd place, and read it back."""
-    dtype = stored(array.dtype)
+    dtype, whole = stored(array.dtype), Box.whole(array.shape)
     out = np.zeros(dtype.stored_nbytes(array.size), np.uint8)
     cut = out.size // 2 // max(1, dtype.unit.itemsize) * dtype.unit.itemsize
     for a, b in [(0, cut), (cut, out.size)]:
         if a < b:
-            _copy_range(dtype, array, a, out[a:b])
+            _copy_range(dtype, whole, [(whole, array)], a, out[a:b])
     if dtype.bits < 8:
         units = dtype.unpack(out)[: array.size].reshape(array.shape)
     else:
