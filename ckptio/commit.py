@@ -137,7 +137,7 @@ def remove(backend: Backend) -> None:
     attempt = attempt_at(backend)
     backend.delete([MANIFEST])
     if attempt is not None:
-        discard(backend, attempt)
+        _delete_data(backend, attempt)
 
 
 def abandon(backend: Backend, attempt: str) -> None:
@@ -158,10 +158,14 @@ def abandon(backend: Backend, attempt: str) -> None:
 def discard(backend: Backend, attempt: str) -> None:
     """Delete what one attempt wrote; failures are logged, for it can be collected later."""
     try:
-        for kind in ("data", "parts"):
-            backend.delete([info.key for info in backend.list(f"{kind}/{attempt}")])
+        _delete_data(backend, attempt)
     except Exception:
         _log.warning("attempt %s left data at %s", attempt, backend.uri, exc_info=True)
+
+
+def _delete_data(backend: Backend, attempt: str) -> None:
+    for kind in ("data", "parts"):
+        backend.delete([info.key for info in backend.list(f"{kind}/{attempt}")])
 
 
 def collect(backend: Backend, grace: float) -> int:

@@ -24,7 +24,7 @@ def test_a_missing_checkpoint_names_the_place_and_what_may_be_wrong(tmp_path):
     for uri in [tmp_path / "nothing", "memory://nothing/here"]:
         assert not ckptio.exists(uri)
         for call in [ckptio.open, ckptio.restore, ckptio.delete]:
-            with pytest.raises(ckptio.NotFoundError, match="no checkpoint at .*nothing") as caught:
+            with pytest.raises(ckptio.NotFoundError, match=r"no checkpoint at .*nothing") as caught:
                 call(uri)
             assert isinstance(caught.value, FileNotFoundError)
     assert not (tmp_path / "nothing").exists(), "looking does not create"

@@ -18,7 +18,7 @@ def model(tmp_path_factory):
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     width, hidden = 2048, 8192
     shapes = {
-        "attn_in": ((width, 3 * width), P("data", "model")),
+        "attn_in": ((width, width // 4 * 5), P("data", "model")),
         "attn_out": ((width, width), P("model", "data")),
         "mlp_in": ((width, hidden), P("data", "model")),
         "mlp_out": ((hidden, width), P("model", "data")),

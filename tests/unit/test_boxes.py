@@ -8,7 +8,6 @@ from math import prod
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
 from strategies import boxed, shapes
 
 from ckptio.boxes import Box, intersect, merge, range_boxes, spans, split

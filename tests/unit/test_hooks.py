@@ -126,18 +126,18 @@ def test_ckptio_open_backend_can_be_implemented_by_a_registered_plugin(register)
 
 
 def test_ckptio_wrap_backend_wraps_and_nests(register):
-    class Wrap:
-        seen: list = []
+    seen = []
 
+    class Wrap:
         @ckptio.hookimpl
         def ckptio_wrap_backend(self, backend):
-            self.seen.append(type(backend).__name__)
+            seen.append(type(backend).__name__)
             return FaultyBackend(backend)
 
     register(Wrap())
     register(Wrap())
     ckptio.save("memory://wrap/x", {"w": 1}, overwrite=True)
-    assert Wrap.seen == ["MemoryBackend", "FaultyBackend"]
+    assert seen == ["MemoryBackend", "FaultyBackend"]
 
 
 def test_notifications_tell_the_story(register):

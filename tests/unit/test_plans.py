@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from datetime import UTC, datetime
 from math import prod
@@ -29,7 +30,7 @@ def grid(shape, cuts):
         boxes = [
             Box((*box.start, a), (*box.shape, b - a))
             for box in boxes
-            for a, b in zip(edges, edges[1:], strict=False)
+            for a, b in itertools.pairwise(edges)
         ]
     return [box for box in boxes if box.size]
 
@@ -141,7 +142,7 @@ def test_any_box_of_any_chunking_is_read_right(data):
             pass
     assert dtype.from_units(out).tobytes() == array[(*box.slices, ...)].tobytes()
     ranges = sorted((read.start, read.stop) for read in reads)
-    assert all(a[1] <= b[0] for a, b in zip(ranges, ranges[1:], strict=False)), "no byte twice"
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ranges)), "no byte twice"
     assert all(stop - start <= 16 for start, stop in ranges)
 
 
