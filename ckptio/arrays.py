@@ -6,6 +6,7 @@ JAX is imported when it is first needed, never by ``import ckptio``.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,7 +72,8 @@ class ShardingInfo:
 
     def __str__(self) -> str:
         axes = ", ".join("×".join(names) if names else "-" for names in self.spec)
-        return f"({axes}) on {'×'.join(map(str, self.mesh.values()))}"
+        how = f"({axes})" if any(self.spec) else "replicated"
+        return f"{how} on {'×'.join(map(str, self.mesh.values()))}"
 
 
 class ArrayView:
@@ -97,14 +99,19 @@ class ArrayView:
             self.implementation = str(jax.random.key_impl(array))
             array = jax.random.key_data(array)
         self._array = array
-        self._shards: dict[Box, jax.Array] | None = None
         self.shape = array.shape
         self.dtype = np.dtype(array.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole array."""
-        return int(self._array.nbytes)
+        # JAX looks its shards up lazily, and two threads that do so at once spoil the array for
+        # good. So the caller's thread does it, and later ones touch only what is kept here.
+        self._fetching = threading.Lock()
+        if array.is_fully_addressable and array.nbytes <= SMALL:
+            # JAX puts a small array together faster than we look at its shards one by one.
+            self._held: dict[Box, Any] = {Box.whole(self.shape): np.asarray(array)}
+        else:
+            # Replicas on several devices have the same box: one of them is enough.
+            self._held = {
+                _box(shard.index, self.shape): shard.data for shard in array.addressable_shards
+            }
 
     def layout(self) -> Layout:
         """Return the boxes to store, and the processes that hold each."""
@@ -125,26 +132,12 @@ class ArrayView:
 
     def read(self, box: Box) -> Pieces:
         """Return what this process's shards hold of a box; on CPU devices as views."""
-        array = self._array
-        if self._fetched_whole:
-            return [(Box.whole(self.shape), np.asarray(array))]
-        if self._shards is None:
-            # Replicas on several devices have the same box: one of them is enough.
-            self._shards = {
-                _box(shard.index, self.shape): shard.data for shard in array.addressable_shards
-            }
-        return [
-            (held, np.asarray(data))
-            for held, data in self._shards.items()
-            if intersect(held, box) is not None
-        ]
-
-    @property
-    def _fetched_whole(self) -> bool:
-        # JAX puts a small array together faster than we look at its shards one by one.
-        return bool(self._array.is_fully_addressable) and (
-            self.nbytes <= SMALL or len(self._array.sharding.device_set) == 1
-        )
+        with self._fetching:
+            return [
+                (held, np.asarray(data))
+                for held, data in self._held.items()
+                if intersect(held, box) is not None
+            ]
 
 
 def _box(index: Index, shape: Sequence[int]) -> Box:

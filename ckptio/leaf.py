@@ -116,7 +116,8 @@ class Leaf:
 
     def __repr__(self) -> str:
         sharding = f" {self.sharding}" if self.sharding else ""
-        return f"<Leaf {self.path!r} {self.dtype_name} {self.shape}{sharding}>"
+        keys = f"{self._entry.implementation} keys, " if self._entry.implementation else ""
+        return f"<Leaf {self.path!r} {keys}{self.dtype_name} {self.shape}{sharding}>"
 
 
 def present(entry: LeafEntry, array: npt.NDArray[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from jax.sharding import Sharding
 
 __all__ = ["RestoreReport", "restore"]
+
+_log = logging.getLogger("ckptio")
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ def restore(
         report = RestoreReport(
             checkpoint.uri, checkpoint.bytes_read, len(restored), time.monotonic() - began
         )
+    _log.info("%s", report)
     hooks.notify("ckptio_restore_finished", uri=report.uri, report=report)
     return result
 

@@ -136,6 +136,7 @@ def save(
             commit.abandon(backend, attempt)
             hooks.notify("ckptio_save_failed", uri=backend.uri, error=error)
             raise
+        _log.info("%s", report)
         hooks.notify("ckptio_save_committed", uri=backend.uri, report=report)
         return report
 

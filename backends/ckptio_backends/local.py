@@ -204,7 +204,13 @@ class _LocalUpload(Upload):
     def _create(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         while True:
-            self._made += _make_directories(self._directory)
+            try:
+                self._made += _make_directories(self._directory)
+            except FileNotFoundError as error:
+                raise StorageError(
+                    f"{self._backend.describe(self._key)}: the directory {self._directory} cannot "
+                    f"be made: {error.strerror}"
+                ) from error
             with suppress(FileNotFoundError):  # somebody removed the empty directory in between
                 return os.open(self._temporary, flags, 0o666)
 

@@ -233,6 +233,23 @@ def test_objects_close_at_their_target_size_and_parts_are_uploaded(place, backen
     assert all(np.array_equal(back[name], tree[name]) for name in tree)
 
 
+def test_saving_leaves_the_callers_arrays_as_they_were(place):
+    """Looking up an array's shards is not thread-safe in JAX: the writers must not do it."""
+    eight = NamedSharding(mesh((4, 2)), P("x", "y"))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(10):
+            host = counted((512, 2048))
+            tree = [jax.device_put(host, eight) + 0 for _ in range(8)]
+            ckptio.save(**place.to, tree=tree, overwrite=True)
+            for array in tree:
+                assert len(array.addressable_shards) == 8
+                jax.device_put(array, jax.devices()[0]).block_until_ready()
+    finally:
+        sys.setswitchinterval(interval)
+
+
 def test_three_thousand_small_leaves_are_two_objects(place, backends):
     tree = {f"layer{i}": np.full(500, i, np.float32) for i in range(3000)}
     report = ckptio.save(**place.to, tree=tree)
