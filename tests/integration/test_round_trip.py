@@ -251,7 +251,7 @@ trees = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(trees)
 def test_any_tree_comes_back(tree):
     uri = f"memory://any/{uuid4().hex}"

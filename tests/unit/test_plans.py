@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import boxed, shapes
 
@@ -124,7 +124,6 @@ def stored_leaf(shape, cuts, name, base=4096):
     return array, manifest, bytes(data)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_any_box_of_any_chunking_is_read_right(data):
     shape, box = data.draw(boxed())
