@@ -15,7 +15,7 @@ from ckptio.manifest import BLOCK
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """Eleven transformer layers of width 2,048 in float32, 1.9 GB, sharded over eight devices."""
-    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
     width, hidden = 2048, 8192
     shapes = {
         "attn_in": ((width, width // 4 * 5), P("data", "model")),
@@ -93,7 +93,7 @@ def test_one_layer_costs_one_layer(model):
 def test_unverified_reads_are_exact(tmp_path):
     host = np.arange(1_000_000, dtype=np.float32).reshape(1000, 1000)
     ckptio.save(tmp_path / "c", {"w": host})
-    mesh = jax.make_mesh((8,), ("x",))
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("x",))
     heard = []
 
     class Listen:

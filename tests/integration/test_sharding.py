@@ -20,10 +20,9 @@ from ckptio.arrays import SMALL
 from ckptio.testing import FaultyBackend
 
 
-def mesh(shape, names="xyz", devices=None):
-    return jax.make_mesh(
-        shape, tuple(names[: len(shape)]), devices=devices or jax.devices()[: int(np.prod(shape))]
-    )
+def mesh(shape, names="xyz"):
+    devices = np.array(jax.devices()[: int(np.prod(shape))])
+    return jax.sharding.Mesh(devices.reshape(shape), tuple(names[: len(shape)]))
 
 
 def counted(shape, dtype=np.float32):
