@@ -6,6 +6,7 @@ import difflib
 import os
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property, partial
 from types import TracebackType
@@ -20,10 +21,12 @@ from ckptio.boxes import Box
 from ckptio.errors import LeafNotFoundError
 from ckptio.leaf import Leaf
 from ckptio.manifest import Manifest
+from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
 from ckptio.progress import track
 from ckptio.reader import Reader
 from ckptio.restore_plan import Want
+from ckptio.retry import RetryingBackend
 
 __all__ = ["Checkpoint", "collect_garbage", "delete", "exists", "open"]
 
@@ -177,17 +180,26 @@ def open(
     """
     backend = hooks.open_backend(uri, storage_options)
     try:
-        return Checkpoint(backend, commit.load(backend))
+        retrying = RetryingBackend(backend, Operation(f"opening {backend.uri}"))
+        return Checkpoint(backend, commit.load(retrying))
     except BaseException:
         backend.close()
         raise
+
+
+@contextmanager
+def _connected(
+    doing: str, uri: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> Iterator[Backend]:
+    with hooks.open_backend(uri, storage_options) as backend:
+        yield RetryingBackend(backend, Operation(f"{doing} {backend.uri}"))
 
 
 def exists(
     uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> bool:
     """Whether there is a committed checkpoint; never served from a cache."""
-    with hooks.open_backend(uri, storage_options) as backend:
+    with _connected("looking for", uri, storage_options) as backend:
         return commit.find(backend) is not None
 
 
@@ -204,7 +216,7 @@ def delete(
     NotFoundError
         If there is none.
     """
-    with hooks.open_backend(uri, storage_options) as backend:
+    with _connected("deleting", uri, storage_options) as backend:
         commit.remove(backend)
 
 
@@ -226,5 +238,5 @@ def collect_garbage(
     int
         How many objects and unfinished uploads were deleted.
     """
-    with hooks.open_backend(uri, storage_options) as backend:
+    with _connected("cleaning up", uri, storage_options) as backend:
         return commit.collect(backend, grace)

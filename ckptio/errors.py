@@ -20,7 +20,8 @@ CkptioError
     ├── PermissionDeniedError (PermissionError)
     ├── PreconditionFailedError           the object changed since it was looked at
     ├── StorageFullError                  no space, or over a quota
-    └── StoreUnavailableError             worth a retry: busy, unreachable, cut off
+    └── StoreUnavailableError             worth a retry: busy, cut off, timed out
+        └── StoreUnreachableError         no connection at all: refused, name unknown
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ __all__ = [
     "StorageError",
     "StorageFullError",
     "StoreUnavailableError",
+    "StoreUnreachableError",
     "UnknownSchemeError",
     "UnsupportedFormatError",
     "UnsupportedLeafError",
@@ -147,4 +149,8 @@ class StorageFullError(StorageError):
 
 
 class StoreUnavailableError(StorageError):
-    """The store is busy or out of reach; the same call may succeed later."""
+    """The store is busy or did not finish its answer; the same call may succeed later."""
+
+
+class StoreUnreachableError(StoreUnavailableError):
+    """No connection to the store could be made; the message names the endpoint."""

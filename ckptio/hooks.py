@@ -45,6 +45,10 @@ hookimpl = pluggy.HookimplMarker("ckptio")
 
 _log = logging.getLogger("ckptio")
 _loading = threading.Lock()
+_drivers: dict[str, object] = {}
+
+GENERIC = "fsspec"
+"""The driver that is asked for a scheme which no entry point has."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9.-]*(?:\+[A-Za-z0-9.-]+)?)://")
 _DAMAGED = re.compile(r"([A-Za-z][A-Za-z0-9.+-]+):/(?!/)")
@@ -162,23 +166,21 @@ def _distribution(entry_point: EntryPoint) -> str:
     return entry_point.dist.name if entry_point.dist else "an unknown distribution"
 
 
-def _load_driver(name: str) -> bool:
-    """Import and register the driver called `name`; return whether there is one."""
-    manager = plugin_manager()
-    plugin_name = f"driver:{name}"
+def _load_driver(name: str) -> object | None:
+    """Import and register the driver called `name`; return its plugin, None if there is none."""
     with _loading:
-        if manager.has_plugin(plugin_name):
-            return True
+        if name in _drivers:
+            return _drivers[name]
         candidates = driver_entry_points().get(name, ())
         if not candidates:
-            return False
+            return None
         if len(candidates) > 1:
             claims = " and ".join(sorted(f"{_distribution(c)} ({c.value})" for c in candidates))
             raise DriverConflictError(
                 f"{name}:// is claimed by {claims}: uninstall one, or register under another name"
             )
         try:
-            driver = candidates[0].load()
+            driver: object = candidates[0].load()
         except ImportError as error:
             if isinstance(error, DriverUnavailableError):
                 raise
@@ -186,8 +188,10 @@ def _load_driver(name: str) -> bool:
                 f"the driver for {name}:// ({candidates[0].value}, from "
                 f"{_distribution(candidates[0])}) cannot be imported: {error}"
             ) from error
-        manager.register(driver, name=plugin_name)
-        return True
+        if not plugin_manager().is_registered(driver):  # one driver may serve several schemes
+            plugin_manager().register(driver, name=f"driver:{name}")
+        _drivers[name] = driver
+        return driver
 
 
 def open_backend(
@@ -210,16 +214,10 @@ def open_backend(
         As their docstrings say.
     """
     location = Location.parse(uri)
-    options = dict(storage_options or {})
-    loaded = _load_driver(location.driver)
-    manager = plugin_manager()
-    # The driver that the URI names answers alone; others only where no entry point has the name.
-    hook = (
-        manager.subset_hook_caller("ckptio_open_backend", _other_drivers(location.driver))
-        if loaded
-        else manager.hook.ckptio_open_backend
-    )
-    backend = hook(uri=location.uri, scheme=location.scheme, storage_options=options)
+    driver = _load_driver(location.driver)
+    backend = _ask(driver, location, storage_options)
+    if backend is None and driver is None and location.driver == location.scheme:
+        backend = _ask(_load_driver(GENERIC), location, storage_options)
     if not isinstance(backend, Backend):
         raise UnknownSchemeError(
             f"no driver for {location.driver}:// (in {os.fspath(uri)!r}); installed: "
@@ -228,12 +226,16 @@ def open_backend(
     return _wrap(backend)
 
 
-def _other_drivers(name: str) -> list[object]:
-    return [
-        plugin
-        for plugin_name, plugin in plugin_manager().list_name_plugin()
-        if plugin is not None and plugin_name.startswith("driver:") and plugin_name[7:] != name
-    ]
+def _ask(
+    driver: object | None, location: Location, storage_options: Mapping[str, Any] | None
+) -> Backend | None:
+    """Ask one driver, and plugins that were registered by hand, for a backend."""
+    others = [other for other in _drivers.values() if other is not driver]
+    hook = plugin_manager().subset_hook_caller("ckptio_open_backend", others)
+    backend: Backend | None = hook(
+        uri=location.uri, scheme=location.scheme, storage_options=dict(storage_options or {})
+    )
+    return backend
 
 
 def _wrap(backend: Backend) -> Backend:

@@ -15,9 +15,11 @@ from ckptio.boxes import intersect, range_boxes
 from ckptio.dtypes import Units
 from ckptio.errors import CorruptionError, NotFoundError
 from ckptio.manifest import BLOCK, Manifest
+from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
 from ckptio.restore_plan import Piece, Read, Want, plan_reads
-from ckptio.transfer import Deadline, Transfer
+from ckptio.retry import RetryingBackend
+from ckptio.transfer import Transfer
 
 __all__ = ["Reader"]
 
@@ -41,16 +43,16 @@ class Reader:
         verify: bool = True,
         count: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._backend = backend
+        operation = Operation(f"reading {backend.uri}", options.deadline)
+        self._backend = RetryingBackend(backend, operation)
         self._manifest = manifest
         self._verify = verify
         self._count = count
         self._read_size = read_size(backend.limits, options)
         self._transfer = Transfer(
-            f"reading {backend.uri}",
+            operation,
             concurrency=options.concurrency or backend.limits.concurrency,
             memory=options.memory,
-            deadline=Deadline(options.deadline),
         )
 
     def plan(self, wants: Sequence[Want]) -> list[Read]:
@@ -96,7 +98,7 @@ class Reader:
         def check(number: int) -> None:
             entry = self._manifest.objects[number]
             try:
-                info = self._transfer.retry(lambda: self._backend.head(entry.key))
+                info = self._backend.head(entry.key)
             except NotFoundError as error:
                 raise self._missing(number, 0, entry.size) from error
             if info.size != entry.size:
@@ -122,7 +124,7 @@ class Reader:
         entry = self._manifest.objects[read.object]
         data = buffer[: read.stop - read.start]
         try:
-            self._transfer.retry(lambda: self._backend.read_into(entry.key, read.start, data))
+            self._backend.read_into(entry.key, read.start, data)
         except NotFoundError as error:
             raise self._missing(read.object, read.start, read.stop) from error
         except CorruptionError as error:

@@ -17,10 +17,12 @@ from ckptio.backend import Backend, ObjectInfo
 from ckptio.errors import AlreadyExistsError, CkptioError, InvalidOptionError
 from ckptio.leaves import SavedLeaf, describe
 from ckptio.manifest import ChunkTable, Manifest, ObjectEntry
+from ckptio.operation import Operation
 from ckptio.options import SaveOptions
 from ckptio.progress import track
+from ckptio.retry import RetryingBackend
 from ckptio.save_plan import ChunkPlan, ObjectPlan, assign, chunks_by_leaf, plan_objects
-from ckptio.transfer import Deadline, Transfer
+from ckptio.transfer import Transfer
 from ckptio.units import format_bytes
 from ckptio.writer import ObjectWriter
 
@@ -114,14 +116,10 @@ def save(
     began = time.monotonic()
     options = options or SaveOptions()
     prepared = _prepare(tree, metadata)
-    with hooks.open_backend(uri, storage_options) as backend:
-        transfer = Transfer(
-            f"saving to {backend.uri}",
-            concurrency=options.concurrency or backend.limits.concurrency,
-            memory=options.memory,
-            deadline=Deadline(options.deadline),
-        )
-        replaces = transfer.retry(lambda: commit.find(backend))
+    with hooks.open_backend(uri, storage_options) as opened:
+        operation = Operation(f"saving to {opened.uri}", options.deadline)
+        backend = RetryingBackend(opened, operation)
+        replaces = commit.find(backend)
         if replaces is not None and not overwrite:
             raise AlreadyExistsError(
                 f"there already is a checkpoint at {backend.uri}: pass overwrite=True to replace it"
@@ -130,7 +128,7 @@ def save(
         hooks.notify("ckptio_save_started", uri=backend.uri, attempt=attempt)
         try:
             report = _attempt(
-                backend, transfer, prepared, attempt, replaces, options, began, progress
+                backend, operation, prepared, attempt, replaces, options, began, progress
             )
         except BaseException as error:
             commit.abandon(backend, attempt)
@@ -161,7 +159,7 @@ def _prepare(pytree: object, metadata: Mapping[str, Any] | None) -> _Prepared:
 
 def _attempt(
     backend: Backend,
-    transfer: Transfer,
+    operation: Operation,
     prepared: _Prepared,
     attempt: str,
     replaces: ObjectInfo | None,
@@ -178,7 +176,7 @@ def _attempt(
         object_size=options.object_size,
         metadata={"format": "ckptio", "attempt": attempt},
     )
-    checksums = _write(backend, transfer, leaves, objects, options, progress)
+    checksums = _write(backend, operation, leaves, objects, options, progress)
     manifest = Manifest(
         attempt=attempt,
         created=datetime.now(UTC),
@@ -190,7 +188,7 @@ def _attempt(
         checksums=tuple(checksums),
     )
     replaced = commit.attempt_at(backend) if replaces is not None else None
-    transfer.retry(lambda: commit.publish(backend, manifest, replaces))
+    commit.publish(backend, manifest, replaces)
     nbytes = sum(plan.size for plan in objects)
     seconds = time.monotonic() - began
     if replaced is not None:
@@ -201,7 +199,7 @@ def _attempt(
 
 def _write(
     backend: Backend,
-    transfer: Transfer,
+    operation: Operation,
     leaves: Sequence[SavedLeaf],
     objects: Sequence[ObjectPlan],
     options: SaveOptions,
@@ -213,10 +211,13 @@ def _write(
         return leaves[chunk.leaf].read(chunk.box)
 
     plans = [leaf.plan for leaf in leaves]
-    writers = [
-        ObjectWriter(backend, plan, plans, source, transfer, options.part_size) for plan in objects
-    ]
+    writers = [ObjectWriter(backend, plan, plans, source, options.part_size) for plan in objects]
     buffer_size = max((w.buffer_size for w in writers), default=0)
+    transfer = Transfer(
+        operation,
+        concurrency=options.concurrency or backend.limits.concurrency,
+        memory=options.memory,
+    )
     written = transfer.run(chain.from_iterable(w.tasks() for w in writers), buffer_size)
     try:
         total = sum(plan.size for plan in objects)

@@ -17,7 +17,6 @@ from ckptio.boxes import Box, intersect, range_boxes
 from ckptio.dtypes import StoredDtype, Units
 from ckptio.manifest import BLOCK
 from ckptio.save_plan import ChunkPlan, LeafPlan, ObjectPlan
-from ckptio.transfer import Transfer
 
 __all__ = ["ObjectWriter", "part_size"]
 
@@ -47,7 +46,6 @@ class ObjectWriter:
         plan: ObjectPlan,
         leaves: Sequence[LeafPlan],
         source: Source,
-        transfer: Transfer,
         wanted_part_size: int | None,
     ) -> None:
         self.plan = plan
@@ -56,7 +54,6 @@ class ObjectWriter:
         self._backend = backend
         self._leaves = leaves
         self._source = source
-        self._transfer = transfer
         self._ends = [chunk.offset + chunk.nbytes for chunk in plan.chunks]
         self._lock = threading.Lock()
         self._left = -(-plan.size // self.part_size)
@@ -80,28 +77,25 @@ class ObjectWriter:
         for block in range(0, len(part), BLOCK):
             digest = xxhash.xxh3_64_intdigest(part[block : block + BLOCK])
             self.checksums[(start + block) // BLOCK] = digest
-        retry, key = self._transfer.retry, self.plan.key
         if self.plan.size <= self.part_size and self.plan.size <= self._backend.limits.max_put:
             # One request. The key belongs to this attempt: writing it again does no harm.
-            retry(lambda: self._backend.put(key, part))
+            self._backend.put(self.plan.key, part)
             return len(part)
         upload = self._started()
-        retry(lambda: upload.write_part(start, part))
+        upload.write_part(start, part)
         with self._lock:
             self._left -= 1
             last = not self._left
         if last:
-            retry(upload.complete)
+            upload.complete()
             self._completed = True
         return len(part)
 
     def _started(self) -> Upload:
         with self._lock:
             if self._upload is None:
-                self._upload = self._transfer.retry(
-                    lambda: self._backend.start_upload(
-                        self.plan.key, self.plan.size, self.part_size
-                    )
+                self._upload = self._backend.start_upload(
+                    self.plan.key, self.plan.size, self.part_size
                 )
             return self._upload
 

@@ -8,8 +8,10 @@ that made them and are made anew by a child.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, TypeVar
 
@@ -37,22 +39,44 @@ class PerProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._made: tuple[int, T] | None = None
+        self._made: T | None = None
+        _all.add(self)
+
+    def _leave_to_the_parent(self) -> None:
+        """In a forked child: forget what was inherited, without ever destroying it.
+
+        Destroying an inherited connection would take its socket out of the epoll set that the
+        child shares with its parent, whose requests would then never be answered. What only a
+        module kept alive would be destroyed at the child's exit: hence the reference for ever.
+        """
+        # The lock may have been held by a thread that the fork left behind.
+        self._lock = threading.Lock()
+        if self._made is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._made))
+            self._made = None
 
     def get(self) -> T:
         """Return this process's own."""
-        made = self._made
-        if made is not None and made[0] == os.getpid():
-            return made[1]
-        if made is not None:
-            # The lock may have been held by a thread that the fork left behind.
-            self._lock = threading.Lock()
+        if (made := self._made) is not None:
+            return made
         with self._lock:
-            if self._made is None or self._made[0] != os.getpid():
-                self._made = os.getpid(), self._make()
-            return self._made[1]
+            if self._made is None:
+                self._made = self._make()
+            return self._made
 
     def take(self) -> T | None:
         """Return this process's own, if it was ever made, and forget it: the caller closes it."""
-        made, self._made = self._made, None
-        return made[1] if made is not None and made[0] == os.getpid() else None
+        with self._lock:
+            made, self._made = self._made, None
+        return made
+
+
+_all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for each in list(_all):
+        each._leave_to_the_parent()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -107,6 +107,14 @@ def test_a_driver_that_cannot_be_imported_says_why(claims):
         ckptio.open_backend("broken://x")
 
 
+def test_one_driver_may_serve_several_schemes(claims):
+    claims(one=["ckptio.memory"], two=["ckptio.memory"])
+    for scheme in ["one", "two"]:
+        with pytest.raises(ckptio.UnknownSchemeError):  # the memory driver knows its own alone
+            ckptio.open_backend(f"{scheme}://x")
+    assert hooks._drivers["one"] is hooks._drivers["two"]
+
+
 def test_options_that_a_driver_does_not_take_are_named(tmp_path):
     for uri in ["memory://x/y", tmp_path]:
         with pytest.raises(ckptio.InvalidOptionError, match="endpoint"):

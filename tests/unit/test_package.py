@@ -21,7 +21,8 @@ ROOT = Path(ckptio.__file__).parent
 # Each imports only what stands above it. A reader can go from top to bottom.
 ORDER = [
     "errors", "backend", "hooks", "memory", "boxes", "dtypes", "values", "units", "tree", "arrays",
-    "columns", "manifest", "container", "options", "progress", "transfer", "save_plan",
+    "columns", "manifest", "container", "options", "progress", "operation", "retry", "transfer",
+    "save_plan",
     "restore_plan", "leaves", "writer", "reader", "commit", "leaf", "saving", "checkpoint",
     "target", "restoring",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Parallel I/O is bounded, stops at the first error, retries what is worth it, and never hangs."""
+"""Parallel I/O is bounded, stops at the first error, and never hangs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
-from ckptio import DeadlineExceededError, NotFoundError, StoreUnavailableError, transfer
-from ckptio.transfer import Deadline, Transfer
+from ckptio import DeadlineExceededError
+from ckptio.operation import Operation
+from ckptio.transfer import Transfer
 
 
 def make(*, concurrency=4, memory=1 << 20, seconds=None):
-    return Transfer("testing", concurrency=concurrency, memory=memory, deadline=Deadline(seconds))
+    return Transfer(Operation("testing", seconds), concurrency=concurrency, memory=memory)
 
 
 def test_every_task_runs_once_and_every_result_comes():
@@ -77,46 +78,6 @@ def test_no_thread_is_left_behind():
     with pytest.raises(ZeroDivisionError):
         [*make().run([lambda _: 1 // 0])]
     assert not [t for t in threading.enumerate() if t.name.startswith("ckptio-")]
-
-
-def test_the_store_is_asked_again_with_growing_pauses(monkeypatch):
-    monkeypatch.setattr(transfer, "_FIRST_DELAY", 0.001)
-    answers = [StoreUnavailableError("busy")] * 4 + ["done"]
-
-    def call():
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    assert make().retry(call) == "done"
-
-
-@pytest.mark.parametrize("error", [NotFoundError("gone"), ValueError("wrong")])
-def test_other_errors_are_not_retried(error):
-    calls = []
-
-    def call():
-        calls.append(1)
-        raise error
-
-    with pytest.raises(type(error)):
-        make().retry(call)
-    assert calls == [1]
-
-
-def test_retries_end_with_patience_or_with_the_deadline(monkeypatch):
-    monkeypatch.setattr(transfer, "_FIRST_DELAY", 0.001)
-
-    def call():
-        raise StoreUnavailableError("s3://b/k at http://x: busy")
-
-    with pytest.raises(DeadlineExceededError, match="busy") as caught:
-        make(seconds=0.05).retry(call)
-    assert isinstance(caught.value.__cause__, StoreUnavailableError)
-    monkeypatch.setattr(transfer, "PATIENCE", 0.05)
-    with pytest.raises(StoreUnavailableError, match="busy"):
-        make().retry(call)
 
 
 def test_map_keeps_one_item_in_the_calling_thread():
