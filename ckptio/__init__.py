@@ -6,7 +6,7 @@ Importing this loads neither JAX, nor a driver, nor a store's SDK: each is impor
 first needed.
 """
 
-from ckptio.backend import Backend, Limits, ObjectInfo, Upload
+from ckptio.backend import Backend, Buffer, Limits, ObjectInfo, PutMode, Upload, check_key
 from ckptio.checkpoint import Checkpoint, collect_garbage, delete, exists, open
 from ckptio.errors import (
     AlreadyExistsError,
@@ -43,6 +43,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AlreadyExistsError",
     "Backend",
+    "Buffer",
     "Checkpoint",
     "CkptioError",
     "CorruptionError",
@@ -61,6 +62,7 @@ __all__ = [
     "ObjectInfo",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "PutMode",
     "RestoreOptions",
     "RestoreReport",
     "SaveOptions",
@@ -73,6 +75,7 @@ __all__ = [
     "UnsupportedFormatError",
     "UnsupportedLeafError",
     "Upload",
+    "check_key",
     "collect_garbage",
     "delete",
     "exists",

@@ -14,7 +14,13 @@ from collections import defaultdict
 
 from ckptio import manifest as manifests
 from ckptio.backend import Backend, ObjectInfo
-from ckptio.errors import AlreadyExistsError, CkptioError, NotFoundError, PreconditionFailedError
+from ckptio.errors import (
+    AlreadyExistsError,
+    CkptioError,
+    NotFoundError,
+    PermissionDeniedError,
+    PreconditionFailedError,
+)
 from ckptio.manifest import MANIFEST, Manifest
 
 __all__ = [
@@ -187,7 +193,12 @@ def collect(backend: Backend, grace: float) -> int:
     committed = {root: _committed(backend, root) for root in {root for root, _ in dead}}
     doomed = [key for at in dead if at[1] != committed[at[0]] for key in keys[at]]
     backend.delete(doomed)
-    return len(doomed) + backend.discard_uploads(grace)
+    try:
+        return len(doomed) + backend.discard_uploads(grace)
+    except PermissionDeniedError as error:
+        # Stores ask for a permission of its own, which a training job may well not have.
+        _log.warning("unfinished uploads at %s were left alone: %s", backend.uri, error)
+        return len(doomed)
 
 
 def _committed(backend: Backend, root: str) -> str | None:

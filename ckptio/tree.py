@@ -19,6 +19,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ckptio.errors import UnsupportedLeafError
 
 __all__ = ["Pattern", "flatten", "leaf_numbers", "prune", "unflatten"]
@@ -74,7 +76,7 @@ class _Walk:
 
     def __init__(self) -> None:
         self.leaves: list[tuple[str, Any]] = []
-        self._leaf_types: set[type] = {int, float, complex, bool, str, bytes}
+        self._leaf_types: set[type] = {int, float, complex, bool, str, bytes, np.ndarray}
 
     def flatten(self, node: Any, at: tuple[str, ...]) -> Structure:
         if len(at) > MAX_DEPTH:

@@ -228,12 +228,12 @@ def test_objects_close_at_their_target_size_and_parts_are_uploaded(place, backen
         **place.to, tree=tree, options=SaveOptions(object_size=9 << 20, part_size=1)
     )
     assert report.objects == 3
-    assert backends[0].count("write_part") >= 5
+    assert backends[0].count("write_part") >= 4  # two objects of more than one part each
     back = ckptio.restore(**place.to)
     assert all(np.array_equal(back[name], tree[name]) for name in tree)
 
 
-def test_saving_leaves_the_callers_arrays_as_they_were(place):
+def test_saving_leaves_the_callers_arrays_as_they_were():
     """Looking up an array's shards is not thread-safe in JAX: the writers must not do it."""
     eight = NamedSharding(mesh((4, 2)), P("x", "y"))
     interval = sys.getswitchinterval()
@@ -242,7 +242,7 @@ def test_saving_leaves_the_callers_arrays_as_they_were(place):
         for _ in range(10):
             host = counted((512, 2048))
             tree = [jax.device_put(host, eight) + 0 for _ in range(8)]
-            ckptio.save(**place.to, tree=tree, overwrite=True)
+            ckptio.save("memory://callers/arrays", tree, overwrite=True)
             for array in tree:
                 assert len(array.addressable_shards) == 8
                 jax.device_put(array, jax.devices()[0]).block_until_ready()
