@@ -44,4 +44,9 @@ def place(request, tmp_path):
         return Place(str(tmp_path / name))
     if request.param == "memory":
         return Place(f"memory://place/{name}")
-    return request.getfixturevalue(f"{request.param}_store").place(name)
+    scheme, _, driver = request.param.partition("+")
+    found = request.getfixturevalue(f"{scheme}_store").place(name)
+    if driver:
+        pytest.importorskip(f"ckptio_{driver}", reason="the plugin is not installed")
+        return Place(found.uri.replace("://", f"+{driver}://", 1), found.storage_options)
+    return found

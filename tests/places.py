@@ -9,7 +9,9 @@ from typing import Any
 
 SERVED = ["s3", "gcs", "azure"]
 """Stores that need a server."""
-STORES = ["local", "memory", *SERVED]
+PLUGGED = ["s3+obstore"]
+"""Drivers of third parties, for the same servers."""
+STORES = ["local", "memory", *SERVED, *PLUGGED]
 """Every store that a test is run on where it is about all of them."""
 
 
