@@ -7,16 +7,19 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 AZURITE := $(VENV)/azurite/node_modules/azurite/package.json
 
-.PHONY: demo test check lint types bench clean
+.PHONY: demo test slow check lint types bench clean
 
 demo: $(VENV)/.demo  ## A real model: saved, opened, restored in part, resharded, damaged.
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.test $(AZURITE)  ## All tests, against real servers on this machine.
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not slow' $(PYTEST_ARGS)
 	$(BIN)/python -m pytest plugins/ckptio-obstore
 
-check: lint types test  ## What CI runs.
+slow: $(VENV)/.test $(AZURITE)  ## Fault runs of many seconds each: kills, dying processes.
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+check: lint types test slow  ## What CI runs.
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -6,8 +6,11 @@ Importing this loads neither JAX, nor a driver, nor a store's SDK: each is impor
 first needed.
 """
 
+from ckptio import every, keep
 from ckptio.backend import Backend, Buffer, Limits, ObjectInfo, PutMode, Upload, check_key
 from ckptio.checkpoint import Checkpoint, collect_garbage, delete, exists, open
+from ckptio.converting import ConvertReport, convert
+from ckptio.copying import CopyReport, copy
 from ckptio.errors import (
     AlreadyExistsError,
     CkptioError,
@@ -24,6 +27,8 @@ from ckptio.errors import (
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
+    ProcessFailedError,
+    SaveCancelledError,
     StorageError,
     StorageFullError,
     StoreUnavailableError,
@@ -34,9 +39,11 @@ from ckptio.errors import (
 )
 from ckptio.hooks import hookimpl, open_backend, plugin_manager
 from ckptio.leaf import Leaf
+from ckptio.manager import CheckpointManager
 from ckptio.options import RestoreOptions, SaveOptions
+from ckptio.pending import PendingSave
 from ckptio.restoring import RestoreReport, restore
-from ckptio.saving import SaveReport, save
+from ckptio.saving import SaveReport, save, save_async
 
 __version__ = "0.1.0"
 
@@ -45,7 +52,10 @@ __all__ = [
     "Backend",
     "Buffer",
     "Checkpoint",
+    "CheckpointManager",
     "CkptioError",
+    "ConvertReport",
+    "CopyReport",
     "CorruptionError",
     "DeadlineExceededError",
     "DriverConflictError",
@@ -60,11 +70,14 @@ __all__ = [
     "MismatchError",
     "NotFoundError",
     "ObjectInfo",
+    "PendingSave",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "ProcessFailedError",
     "PutMode",
     "RestoreOptions",
     "RestoreReport",
+    "SaveCancelledError",
     "SaveOptions",
     "SaveReport",
     "StorageError",
@@ -77,12 +90,17 @@ __all__ = [
     "Upload",
     "check_key",
     "collect_garbage",
+    "convert",
+    "copy",
     "delete",
+    "every",
     "exists",
     "hookimpl",
+    "keep",
     "open",
     "open_backend",
     "plugin_manager",
     "restore",
     "save",
+    "save_async",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -113,6 +113,19 @@ class ArrayView:
                 _box(shard.index, self.shape): shard.data for shard in array.addressable_shards
             }
 
+    def start_copy(self) -> None:
+        """Let the shards that are on accelerators set out for the host."""
+        for data in self._held.values():
+            if not isinstance(data, np.ndarray) and next(iter(data.devices())).platform != "cpu":
+                data.copy_to_host_async()
+
+    def hold(self) -> None:
+        """Keep what the array holds now, whatever becomes of it: on CPU devices, without a copy.
+
+        JAX does not reuse a donated buffer that somebody still looks at.
+        """
+        self._held = {box: np.asarray(data) for box, data in self._held.items()}
+
     def layout(self) -> Layout:
         """Return the boxes to store, and the processes that hold each."""
         return layout(self._array.sharding, self.shape)
@@ -158,14 +171,20 @@ def layout(sharding: Sharding, shape: tuple[int, ...]) -> Layout:
     ValueError
         If the sharding does not fit the shape (JAX's own message).
     """
+    # jaxlib's device has no annotations.
+    indices: Mapping[Any, Index] = sharding.devices_indices_map(shape)
+    return held((_box(index, shape), device.process_index) for device, index in indices.items())
+
+
+def held(shards: Iterable[tuple[Box, int]]) -> Layout:
+    """Return the layout of an array whose shards these processes hold."""
     holders: dict[Box, set[int]] = {}
-    device: Any  # jaxlib's own type has no annotations
-    for device, index in sharding.devices_indices_map(shape).items():
-        holders.setdefault(_box(index, shape), set()).add(device.process_index)
+    for box, process in shards:
+        holders.setdefault(box, set()).add(process)
     groups: dict[tuple[int, ...], list[Box]] = {}
-    for box, held in holders.items():
-        groups.setdefault(tuple(sorted(held)), []).append(box)
-    return tuple(sorted((box, held) for held, boxes in groups.items() for box in merge(boxes)))
+    for box, found in holders.items():
+        groups.setdefault(tuple(sorted(found)), []).append(box)
+    return tuple(sorted((box, found) for found, boxes in groups.items() for box in merge(boxes)))
 
 
 @lru_cache(maxsize=4096)

@@ -18,15 +18,14 @@ from ckptio import commit, hooks, tree
 from ckptio.arrays import empty
 from ckptio.backend import Backend
 from ckptio.boxes import Box
-from ckptio.errors import LeafNotFoundError
+from ckptio.errors import LeafNotFoundError, NotFoundError, UnsupportedFormatError
 from ckptio.leaf import Leaf
-from ckptio.manifest import Manifest
 from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
 from ckptio.progress import track
-from ckptio.reader import Reader
 from ckptio.restore_plan import Want
 from ckptio.retry import RetryingBackend
+from ckptio.source import BoxReader, Source
 
 __all__ = ["Checkpoint", "collect_garbage", "delete", "exists", "open"]
 
@@ -41,15 +40,18 @@ class Checkpoint:
     uri : str
     manifest : Manifest
         What is where.
+    format : str
+        ``ckptio``, or whose it is: ``safetensors``, ``orbax``.
     bytes_read : int
         Bytes of data that were read from the store through this object so far.
     """
 
-    def __init__(self, backend: Backend, manifest: Manifest) -> None:
-        self.uri = backend.uri
-        self.manifest = manifest
+    def __init__(self, source: Source) -> None:
+        self.uri = source.uri
+        self.manifest = source.manifest
+        self.format = source.format
         self.bytes_read = 0
-        self._backend = backend
+        self._source = source
         self._counting = threading.Lock()
 
     @cached_property
@@ -102,9 +104,16 @@ class Checkpoint:
 
         return f"<Checkpoint {self.uri}: {len(self):,} leaves, {format_bytes(self.nbytes)}>"
 
-    def reader(self, options: RestoreOptions, *, verify: bool = True) -> Reader:
-        """Return a reader of this checkpoint's data."""
-        return Reader(self._backend, self.manifest, options, verify=verify, count=self._count)
+    def reader(self, options: RestoreOptions, *, verify: bool = True) -> BoxReader:
+        """Return a reader of this checkpoint's data; without checksums, it verifies nothing."""
+        source = self._source
+        return source.reader(
+            source.backend,
+            self.manifest,
+            options,
+            verify=verify and source.checksums,
+            count=self._count,
+        )
 
     def verify(self, *, options: RestoreOptions | None = None, progress: bool = False) -> None:
         """Read everything and compare every block with its checksum.
@@ -113,7 +122,14 @@ class Checkpoint:
         ------
         CorruptionError
             At the first difference; it names object, bytes and leaf.
+        UnsupportedFormatError
+            If it is another program's and has no checksums.
         """
+        if not self._source.checksums:
+            raise UnsupportedFormatError(
+                f"{self.uri} is in the {self.format} format, which has no checksums: there is "
+                "nothing to verify it with (ckptio convert makes a checkpoint that has them)"
+            )
         reader = self.reader(options or RestoreOptions())
         objects = range(len(self.manifest.objects))
         reader.check_sizes(objects)
@@ -123,7 +139,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Release the store's connections. Leaves cannot be read afterwards."""
-        self._backend.close()
+        self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -161,6 +177,9 @@ def open(
 ) -> Checkpoint:
     """Open a checkpoint; reads its manifest and nothing else.
 
+    Other programs' checkpoints are recognised: a ``.safetensors`` file, a Hugging Face directory
+    of them, an Orbax checkpoint. They have no checksums, so nothing of them is verified.
+
     Raises
     ------
     NotFoundError
@@ -178,13 +197,30 @@ def open(
     ...     print(list(checkpoint), checkpoint.metadata)
     ['step', 'w'] {'v': 1}
     """
+    if os.fspath(uri).endswith(".safetensors"):
+        from ckptio import formats
+
+        if (source := formats.open_file(uri, storage_options)) is not None:
+            return Checkpoint(source)
     backend = hooks.open_backend(uri, storage_options)
     try:
-        retrying = RetryingBackend(backend, Operation(f"opening {backend.uri}"))
-        return Checkpoint(backend, commit.load(retrying))
+        return Checkpoint(_found(backend))
     except BaseException:
         backend.close()
         raise
+
+
+def _found(backend: Backend) -> Source:
+    """Return what is at the backend's root: ckptio's own, or else another program's."""
+    retrying = RetryingBackend(backend, Operation(f"opening {backend.uri}"))
+    try:
+        return Source(backend, commit.load(retrying), "ckptio", backend.uri)
+    except NotFoundError:
+        from ckptio import formats
+
+        if (source := formats.recognise(backend, retrying)) is None:
+            raise
+        return source
 
 
 @contextmanager

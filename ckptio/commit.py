@@ -57,6 +57,16 @@ def data_prefix(attempt: str, process: int) -> str:
     return f"data/{attempt}/p{process:05d}"
 
 
+def part_key(attempt: str, process: int) -> str:
+    """Return the key of a process's part of the manifest."""
+    return f"parts/{attempt}/p{process:05d}.json"
+
+
+def meeting_point(attempt: str) -> str:
+    """Return the key of what process 0 writes first, for the others to see that they share it."""
+    return f"parts/{attempt}/p00000-leaves.json"
+
+
 def find(backend: Backend) -> ObjectInfo | None:
     """Look the manifest up; None if there is no checkpoint."""
     try:
@@ -161,17 +171,33 @@ def abandon(backend: Backend, attempt: str) -> None:
         discard(backend, attempt)
 
 
-def discard(backend: Backend, attempt: str) -> None:
-    """Delete what one attempt wrote; failures are logged, for it can be collected later."""
+def discard(backend: Backend, attempt: str, process: int | None = None) -> None:
+    """Delete what one attempt wrote; failures are logged, for it can be collected later.
+
+    Parameters
+    ----------
+    process : int, optional
+        Only what this process wrote.
+    """
     try:
-        _delete_data(backend, attempt)
+        _delete_data(backend, attempt, "" if process is None else f"p{process:05d}")
     except Exception:
         _log.warning("attempt %s left data at %s", attempt, backend.uri, exc_info=True)
 
 
-def _delete_data(backend: Backend, attempt: str) -> None:
+def discard_parts(backend: Backend, attempt: str) -> None:
+    """Delete the parts of a manifest that is committed; failures are logged."""
+    try:
+        backend.delete([info.key for info in backend.list(f"parts/{attempt}")])
+    except Exception:
+        _log.warning("attempt %s left parts at %s", attempt, backend.uri, exc_info=True)
+
+
+def _delete_data(backend: Backend, attempt: str, begin: str = "") -> None:
     for kind in ("data", "parts"):
-        backend.delete([info.key for info in backend.list(f"{kind}/{attempt}")])
+        below = f"{kind}/{attempt}"
+        keys = [info.key for info in backend.list(below)]
+        backend.delete([key for key in keys if key.startswith(f"{below}/{begin}")])
 
 
 def collect(backend: Backend, grace: float) -> int:

@@ -75,8 +75,8 @@ class StoredDtype:
     name : str
         In the manifest: ``float32``, ``bfloat16``, ``int4``, ``datetime64[ns]``, ``U7`` (a string
         of 7 characters), ``S5`` (one of 5 bytes).
-    numpy : numpy.dtype
-        In memory, in this machine's byte order.
+    itemsize : int
+        Bytes of one element in memory.
     bits : int
         Of one element in storage.
     safetensors : str
@@ -84,14 +84,29 @@ class StoredDtype:
     """
 
     name: str
-    numpy: np.dtype[Any]
+    itemsize: int
     bits: int
     safetensors: str
 
-    @property
-    def itemsize(self) -> int:
-        """Bytes of one element in memory."""
-        return self.numpy.itemsize
+    @cached_property
+    def numpy(self) -> np.dtype[Any]:
+        """The dtype in memory, in this machine's byte order.
+
+        Raises
+        ------
+        ValueError
+            If the installed ml_dtypes does not have it.
+        """
+        if self.name not in _ML_DTYPES:
+            return np.dtype(self.name)
+        # Costs more than the rest of the library together: only who needs elements pays for it.
+        import ml_dtypes
+
+        scalar = getattr(ml_dtypes, self.name, None)
+        if scalar is None:
+            raise ValueError(f"dtype {self.name!r} needs a newer ml_dtypes than the one installed")
+        found: np.dtype[Any] = np.dtype(scalar)
+        return found
 
     @cached_property
     def unit(self) -> np.dtype[Any]:
@@ -167,27 +182,19 @@ def parse(name: str) -> StoredDtype:
     ValueError
         If it names none that this version, with the installed ml_dtypes, knows.
     """
-    if name in _NUMPY or name in _ML_DTYPES:
-        return _named(name)
-    if (match := _TEXT.fullmatch(name)) and int(match[2]) > 0:
-        dtype = np.dtype(name)
-        return StoredDtype(name, dtype, dtype.itemsize * 8, "U8")
-    if _TIME.fullmatch(name):
-        return StoredDtype(name, np.dtype(name), 64, "I64")
-    raise ValueError(f"unknown dtype {name!r}")
-
-
-def _named(name: str) -> StoredDtype:
-    scalar: Any = name
     if name in _ML_DTYPES:
-        import ml_dtypes  # costs more than the rest of the library together
-
-        scalar = getattr(ml_dtypes, name, None)
-        if scalar is None:
-            raise ValueError(f"dtype {name!r} needs a newer ml_dtypes than the one installed")
-    dtype = np.dtype(scalar)
-    bits = _SUB_BYTE.get(name, dtype.itemsize * 8)
-    return StoredDtype(name, dtype, bits, _SAFETENSORS.get(name, "U8"))
+        itemsize = 2 if name == "bfloat16" else 1
+        bits = _SUB_BYTE.get(name, itemsize * 8)
+        return StoredDtype(name, itemsize, bits, _SAFETENSORS.get(name, "U8"))
+    if name in _NUMPY:
+        itemsize = np.dtype(name).itemsize
+        return StoredDtype(name, itemsize, itemsize * 8, _SAFETENSORS.get(name, "U8"))
+    if (match := _TEXT.fullmatch(name)) and int(match[2]) > 0:
+        itemsize = np.dtype(name).itemsize
+        return StoredDtype(name, itemsize, itemsize * 8, "U8")
+    if _TIME.fullmatch(name):
+        return StoredDtype(name, np.dtype(name).itemsize, 64, "I64")
+    raise ValueError(f"unknown dtype {name!r}")
 
 
 def stored(dtype: np.dtype[Any]) -> StoredDtype:

@@ -10,6 +10,8 @@ CkptioError
 ├── MismatchError (ValueError)            the checkpoint is not what the target asks for
 ├── LeafNotFoundError (KeyError)          no leaf has that path
 ├── DeadlineExceededError (TimeoutError)  the whole operation took too long
+├── ProcessFailedError                    another process of the program failed
+├── SaveCancelledError                    a save in the background was cancelled
 ├── UnsupportedFormatError                written by a newer, or by another, program
 ├── CorruptionError                       stored bytes are not the bytes that were saved
 │   └── ManifestError                     the manifest is damaged, or contradicts itself
@@ -44,6 +46,8 @@ __all__ = [
     "NotFoundError",
     "PermissionDeniedError",
     "PreconditionFailedError",
+    "ProcessFailedError",
+    "SaveCancelledError",
     "StorageError",
     "StorageFullError",
     "StoreUnavailableError",
@@ -106,6 +110,14 @@ class LeafNotFoundError(CkptioError, KeyError):
 
 class DeadlineExceededError(CkptioError, TimeoutError):
     """The operation did not finish within the seconds that it was given."""
+
+
+class ProcessFailedError(CkptioError):
+    """Another process of the program failed or died; the message names it, and the cause."""
+
+
+class SaveCancelledError(CkptioError):
+    """A save in the background was cancelled before it was committed."""
 
 
 class UnsupportedFormatError(CkptioError):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ckptio import values
 from ckptio.arrays import ShardingInfo, empty
 from ckptio.boxes import Box
-from ckptio.errors import ManifestError
+from ckptio.errors import DriverUnavailableError, ManifestError, UnsupportedLeafError
 from ckptio.manifest import LeafEntry
 
 if TYPE_CHECKING:
@@ -94,6 +94,42 @@ class Leaf:
     def read(self) -> Any:
         """Return the value as `restore` without a target would: an array, an int, a str."""
         return present(self._entry, self[...])
+
+    def tensorstore(self) -> Any:
+        """Return it as a lazy, read-only TensorStore; needs the extra ``ckptio[orbax]``.
+
+        Bytes are read, and verified, when it is: only those of the domain that is asked for.
+
+        Raises
+        ------
+        UnsupportedLeafError
+            If TensorStore has no such dtype.
+
+        Examples
+        --------
+        >>> import ckptio, numpy as np
+        >>> _ = ckptio.save("memory://doc/ts", {"w": np.arange(6).reshape(2, 3)})
+        >>> store = ckptio.open("memory://doc/ts")["w"].tensorstore()
+        >>> store[1, 1:].read().result()
+        array([4, 5])
+        """
+        try:
+            import tensorstore
+        except ImportError as error:
+            raise DriverUnavailableError(
+                "Leaf.tensorstore needs TensorStore: pip install 'ckptio[orbax]'"
+            ) from error
+
+        def read(domain: Any, chunk: npt.NDArray[Any], _: object) -> None:
+            chunk[...] = self[domain.index_exp]
+
+        try:
+            dtype = tensorstore.dtype(self.dtype)
+        except (TypeError, ValueError) as error:
+            raise UnsupportedLeafError(
+                f"leaf {self.path!r} is {self.dtype_name}, which TensorStore has not"
+            ) from error
+        return tensorstore.virtual_chunked(read, dtype=dtype, shape=self.shape)
 
     def __getitem__(self, index: Any) -> npt.NDArray[Any]:
         box, rest = _span(index, self.shape)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ckptio import dtypes, values
 from ckptio.arrays import ArrayView, Pieces, is_jax_array
@@ -15,7 +16,25 @@ from ckptio.errors import UnsupportedLeafError
 from ckptio.manifest import LeafEntry
 from ckptio.save_plan import LeafPlan
 
-__all__ = ["SavedLeaf", "describe"]
+__all__ = ["HostArray", "SavedLeaf", "describe"]
+
+
+class HostArray:
+    """A NumPy array to be saved."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array = array
+
+    def start_copy(self) -> None:
+        """It is where it has to be."""
+
+    def hold(self) -> None:
+        """Keep what the array holds now: its owner may write to it."""
+        self._array = self._array.copy(order="K")
+
+    def read(self, box: Box) -> Pieces:
+        """Return the whole array, of which the box is a part."""
+        return [(Box.whole(self._array.shape), self._array)]
 
 
 @dataclass(frozen=True)
@@ -28,15 +47,15 @@ class SavedLeaf:
         Its row of the leaf table.
     plan : LeafPlan
         Its layout; empty for a leaf whose bytes another one brings.
-    read : callable
-        Returns what this process has of one of its boxes; as views, where that can be.
+    source : ArrayView or HostArray
+        Where its bytes come from.
     same_as : int, optional
         The number of an earlier leaf that is the very same array (tied weights).
     """
 
     entry: LeafEntry
     plan: LeafPlan
-    read: Callable[[Box], Pieces]
+    source: ArrayView | HostArray
     same_as: int | None = None
 
 
@@ -64,10 +83,11 @@ def describe(named: Sequence[tuple[str, Any]], owner: int = 0) -> list[SavedLeaf
 def _describe(path: str, leaf: object, owner: int, first: int, number: int) -> SavedLeaf:
     sharding = implementation = None
     if is_jax_array(leaf):
-        view = ArrayView(path, leaf)  # type: ignore[arg-type]  # is_jax_array says so
+        source: ArrayView | HostArray
+        source = view = ArrayView(path, leaf)  # type: ignore[arg-type]  # is_jax_array says so
         implementation = view.implementation
         kind = "key" if implementation else "jax"
-        dtype, shape, read = _stored(path, view.dtype), view.shape, view.read
+        dtype, shape = _stored(path, view.dtype), view.shape
         layout, sharding = view.layout(), view.sharding()
     else:
         try:
@@ -75,14 +95,11 @@ def _describe(path: str, leaf: object, owner: int, first: int, number: int) -> S
         except TypeError as error:
             raise UnsupportedLeafError(f"leaf {path!r}: {error}{_advice(leaf)}") from None
         dtype, shape = _stored(path, array.dtype), array.shape
-        layout, read = (
-            ((Box.whole(shape), (owner,)),),
-            lambda box: [(Box.whole(array.shape), array)],
-        )
+        layout, source = ((Box.whole(shape), (owner,)),), HostArray(array)
     same = first if first != number and isinstance(leaf, np.ndarray) | is_jax_array(leaf) else None
     entry = LeafEntry(path, kind, dtype.name, shape, sharding, implementation)
     plan = LeafPlan(path, dtype, shape, () if same is not None else layout)
-    return SavedLeaf(entry, plan, read, same)
+    return SavedLeaf(entry, plan, source, same)
 
 
 def _stored(path: str, dtype: np.dtype[Any]) -> dtypes.StoredDtype:

@@ -15,40 +15,44 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from math import prod
 from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
 from ckptio import dtypes, tree
 from ckptio.arrays import ShardingInfo
 from ckptio.backend import check_key
-from ckptio.boxes import Box
+from ckptio.chunk_table import (
+    BLOCK,
+    ChunkTable,
+    ObjectEntry,
+    UInt64s,
+    decode_checksums,
+    encode_checksums,
+)
 from ckptio.columns import Column
-from ckptio.columns import decode as decode_column
-from ckptio.columns import encode as encode_column
 from ckptio.dtypes import StoredDtype
 from ckptio.errors import InvalidKeyError, ManifestError, UnsupportedFormatError
+from ckptio.sealed import is_sealed, is_sound, seal
 from ckptio.values import ARRAY_KINDS, HOST_KINDS
 
-__all__ = ["BLOCK", "MANIFEST", "ChunkTable", "LeafEntry", "Manifest", "ObjectEntry", "decode"]
+__all__ = [
+    "BLOCK",
+    "MANIFEST",
+    "ChunkTable",
+    "LeafEntry",
+    "Manifest",
+    "ObjectEntry",
+    "decode",
+]
 
 MANIFEST = "manifest.json"
 FORMAT = (1, 0)
-BLOCK = 4 << 20
-"""Bytes of one block, the unit of checksums; the last one of an object may be shorter."""
-
 _KINDS = frozenset([*ARRAY_KINDS, *HOST_KINDS, "key"])
-_SEAL = re.compile(rb',"checksum":"([0-9a-f]{16})"\}\n?\Z')
 _FORMAT = re.compile(rb'\A\{"format":"ckptio/(\d{1,6})\.(\d{1,6})"')
 _MAX_DIMENSION = 1 << 48
-
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
 
 
 class LeafEntry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,90 +93,6 @@ class LeafEntry(msgspec.Struct, frozen=True, omit_defaults=True):
         return prod(self.shape) * self.stored.itemsize
 
 
-class ObjectEntry(msgspec.Struct, frozen=True):
-    """One data object: its key, and its size in bytes."""
-
-    key: str
-    size: int
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks have a checksum."""
-        return -(-self.size // BLOCK)
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkTable:
-    """All chunks in columns, in the order of their leaves.
-
-    Attributes
-    ----------
-    counts : ndarray of int64, shape (leaves,)
-        Chunks of each leaf.
-    objects, offsets : ndarray of int64, shape (chunks,)
-        Which object holds a chunk, and at which byte.
-    starts, shapes : ndarray of int64, shape (sum of the chunks' ranks,)
-        The boxes, one after the other.
-    """
-
-    counts: Int64s
-    objects: Int64s
-    offsets: Int64s
-    starts: Int64s
-    shapes: Int64s
-    ranks: Int64s  # of each leaf
-
-    @cached_property
-    def first(self) -> Int64s:
-        """First chunk of each leaf, and the end; shape (leaves + 1,)."""
-        return np.concatenate([[0], np.cumsum(self.counts)])
-
-    @cached_property
-    def first_axis(self) -> Int64s:
-        """Where each leaf's boxes begin in `starts` and `shapes`; shape (leaves + 1,)."""
-        return np.concatenate([[0], np.cumsum(self.counts * self.ranks)])
-
-    @cached_property
-    def volumes(self) -> Int64s:
-        """Elements of each chunk."""
-        ranks = np.repeat(self.ranks, self.counts)
-        volumes = np.ones(ranks.size, np.int64)
-        if self.shapes.size:
-            first = (np.cumsum(ranks) - ranks)[ranks > 0]
-            volumes[ranks > 0] = np.multiply.reduceat(self.shapes, first)
-        return volumes
-
-    def boxes(self, leaf: int) -> tuple[Int64s, Int64s]:
-        """Return starts and shapes of a leaf's chunks, each of shape (chunks, rank)."""
-        part = slice(self.first_axis[leaf], self.first_axis[leaf + 1])
-        rows = int(self.counts[leaf]), int(self.ranks[leaf])
-        return self.starts[part].reshape(rows), self.shapes[part].reshape(rows)
-
-    def box(self, leaf: int, i: int) -> Box:
-        """Return the box of a leaf's i-th chunk."""
-        starts, shapes = self.boxes(leaf)
-        return Box(tuple(starts[i].tolist()), tuple(shapes[i].tolist()))
-
-    @classmethod
-    def build(
-        cls, ranks: Sequence[int], rows: Sequence[Sequence[tuple[int, int, Box]]]
-    ) -> ChunkTable:
-        """Make the table of each leaf's chunks, given as (object, offset, box)."""
-        flat = [row for leaf_rows in rows for row in leaf_rows]
-
-        def column(values: Any) -> Int64s:
-            return np.fromiter(values, np.int64)
-
-        return cls(
-            column(len(leaf_rows) for leaf_rows in rows),
-            column(row[0] for row in flat),
-            column(row[1] for row in flat),
-            column(a for row in flat for a in row[2].start),
-            column(n for row in flat for n in row[2].shape),
-            np.asarray(ranks, np.int64).reshape(-1),
-        )
-
-
 class _Document(msgspec.Struct, omit_defaults=True):
     """The manifest's JSON, field by field."""
 
@@ -185,7 +105,6 @@ class _Document(msgspec.Struct, omit_defaults=True):
     objects: list[ObjectEntry]
     chunks: dict[str, Column]
     blocks: Column
-    checksum: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,14 +143,6 @@ class Manifest:
 
     def encode(self) -> bytes:
         """Return the bytes of ``manifest.json``."""
-        table = self.chunks
-        chunks = {
-            "counts": table.counts,
-            "objects": table.objects,
-            "offsets": table.offsets,
-            "starts": table.starts,
-            "shapes": table.shapes,
-        }
         document = _Document(
             format=f"ckptio/{FORMAT[0]}.{FORMAT[1]}",
             attempt=self.attempt,
@@ -240,13 +151,10 @@ class Manifest:
             tree=self.structure,
             leaves=list(self.leaves),
             objects=list(self.objects),
-            chunks={name: encode_column(values) for name, values in chunks.items()},
-            blocks=encode_column(
-                np.concatenate([np.empty(0, np.uint64), *self.checksums]), differences=False
-            ),
+            chunks=self.chunks.encode(),
+            blocks=encode_checksums(self.checksums),
         )
-        body = msgspec.json.encode(document)[:-1]
-        return body + b',"checksum":"%016x"}\n' % xxhash.xxh3_64_intdigest(body)
+        return seal(document)
 
 
 def decode(data: bytes, where: str) -> Manifest:
@@ -266,11 +174,10 @@ def decode(data: bytes, where: str) -> Manifest:
     UnsupportedFormatError
         If its format is of a newer major version.
     """
-    seal = _SEAL.search(data)
     version = _FORMAT.match(data)
-    sound = seal and xxhash.xxh3_64_intdigest(data[: seal.start()]) == int(seal[1], 16)
+    sound = is_sound(data)
     # A newer format may be sealed in another way: its version is looked at before its seal.
-    if version and int(version[1]) > FORMAT[0] and (sound or not seal):
+    if version and int(version[1]) > FORMAT[0] and (sound or not is_sealed(data)):
         raise UnsupportedFormatError(
             f"{where} has format {version[1].decode()}.{version[2].decode()}; this ckptio reads "
             f"formats up to {FORMAT[0]}.x: upgrade it"
@@ -285,6 +192,7 @@ def decode(data: bytes, where: str) -> Manifest:
         ValueError,
         KeyError,
         TypeError,
+        OverflowError,
         RecursionError,
         InvalidKeyError,
     ) as error:
@@ -301,15 +209,10 @@ def _checked(document: _Document) -> Manifest:
         raise ValueError("the tree does not hold each leaf once")
     for entry in objects:
         check_key(entry.key)
-        if entry.size < 0:
+        if not 0 <= entry.size <= 1 << 62:
             raise ValueError(f"object {entry.key!r} has size {entry.size}")
-    checksums = decode_column(document.blocks)
-    ends = np.cumsum([entry.blocks for entry in objects], dtype=object)
-    if checksums.size != (ends[-1] if len(objects) else 0):
-        raise ValueError("there is not one checksum for each block")
     ranks = np.asarray([len(leaf.shape) for leaf in leaves], np.int64)
-    columns = {name: decode_column(column) for name, column in document.chunks.items()}
-    table = ChunkTable(**columns, ranks=ranks)
+    table = ChunkTable.decode(document.chunks, ranks)
     _check_chunks(leaves, objects, table)
     return Manifest(
         attempt=document.attempt,
@@ -319,7 +222,7 @@ def _checked(document: _Document) -> Manifest:
         leaves=leaves,
         objects=objects,
         chunks=table,
-        checksums=tuple(np.split(checksums, ends[:-1].astype(np.int64))) if objects else (),
+        checksums=decode_checksums(document.blocks, objects),
     )
 
 
@@ -355,7 +258,7 @@ def _check_chunks(
         )
 
     volumes = table.volumes
-    leaf_of = np.repeat(np.arange(len(leaves)), counts)
+    leaf_of = table.leaf_of
     found = np.zeros(len(leaves), np.int64)
     np.add.at(found, leaf_of, volumes)
     short = found != np.fromiter((prod(leaf.shape) for leaf in leaves), np.int64)

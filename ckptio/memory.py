@@ -80,6 +80,16 @@ class MemoryBackend(Backend):
         for path, info in found:
             yield ObjectInfo(path[skip:], info.size, info.etag, info.modified)
 
+    def list_children(self, prefix: str = "") -> Iterator[str]:
+        below = self._path(prefix, prefix=True).rstrip("/") + "/"
+        skip, names = len(below), set()
+        with _lock:
+            for path in _objects:
+                if path.startswith(below):
+                    end = path.find("/", skip)
+                    names.add(path[skip:] if end < 0 else path[skip : end + 1])
+        yield from sorted(names)
+
     def delete(self, keys: Iterable[str]) -> None:
         paths = [self._path(key) for key in keys]
         with _lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Literal
 
 from ckptio.errors import InvalidOptionError
 
@@ -20,8 +21,10 @@ class _Options:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and value <= 0:
+            if isinstance(value, int | float) and value <= 0:
                 raise InvalidOptionError(f"{field.name} must be positive, not {value!r}")
+        if getattr(self, "at_exit", "finish") not in ("finish", "abandon"):
+            raise InvalidOptionError(f"at_exit is 'finish' or 'abandon', not {self.at_exit!r}")  # type: ignore[attr-defined]  # of one subclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,13 @@ class SaveOptions(_Options):
         Bytes at which a data object is closed.
     part_size : int, optional
         Bytes of a part, rounded up to whole blocks of 4 MiB; by default what the backend asks for.
+    at_exit : {"finish", "abandon"}
+        What becomes of a save in the background when the interpreter exits.
     """
 
     object_size: int = 512 * MIB
     part_size: int | None = None
+    at_exit: Literal["finish", "abandon"] = "finish"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

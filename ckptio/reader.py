@@ -174,17 +174,24 @@ def _scatter(piece: Piece, read: Read, data: npt.NDArray[np.uint8], out: Units) 
     lo = max(read.start - piece.offset, 0)
     hi = min(read.stop - piece.offset, dtype.stored_nbytes(piece.chunk.size))
     found = data[piece.offset + lo - read.start : piece.offset + hi - read.start]
+    unit, lanes = dtype.unit, dtype.lanes
     if dtype.bits < 8:
         units, first = dtype.unpack(found), lo * 8 // dtype.bits
     else:
-        units, first = _typed(found, dtype.unit), lo // dtype.unit.itemsize
-    shape = dtype.units_shape(piece.chunk.shape)
+        if lo % unit.itemsize or hi % unit.itemsize:
+            # A unit lies across two reads, as happens in other programs' files, where offsets are
+            # not aligned: each read brings some of its bytes.
+            lanes = (*lanes, unit.itemsize)
+            unit = np.dtype(np.uint8)
+            out = out.reshape(-1).view(unit).reshape(*piece.box.shape, *lanes)
+        units, first = _typed(found, unit), lo // unit.itemsize
+    shape = (*piece.chunk.shape, *lanes)
     end = min(first + units.size, prod(shape))
     if piece.chunk == piece.box:
         out.reshape(-1)[first:end] = units[: end - first]
         return
-    inside = piece.common.within(piece.chunk).extended(dtype.lanes)
-    target = piece.common.within(piece.box).extended(dtype.lanes)
+    inside = piece.common.within(piece.chunk).extended(lanes)
+    target = piece.common.within(piece.box).extended(lanes)
     done = 0
     for box in range_boxes(shape, first, end):
         if (part := intersect(box, inside)) is not None:

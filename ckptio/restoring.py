@@ -21,8 +21,8 @@ from ckptio.leaf import Leaf, present
 from ckptio.manifest import LeafEntry
 from ckptio.options import RestoreOptions
 from ckptio.progress import track
-from ckptio.reader import Reader
 from ckptio.restore_plan import Want
+from ckptio.source import BoxReader
 from ckptio.target import Output, resolve
 from ckptio.units import format_bytes
 
@@ -148,7 +148,7 @@ def restore(
 
 
 def _read(
-    reader: Reader, checkpoint: Checkpoint, outputs: Sequence[Output], progress: bool
+    reader: BoxReader, checkpoint: Checkpoint, outputs: Sequence[Output], progress: bool
 ) -> dict[int, Any]:
     """Read all outputs; return them by the numbers of their leaves."""
     entries = checkpoint.manifest.leaves

@@ -1,16 +1,17 @@
 """Who writes what where: a pure function of the leaves' layouts, the same on every process.
 
-Every box of a leaf is written once. Boxes that one process holds are its own; boxes that several
-hold (replicas) go to the one with the least to write so far, so that all processes arrive at the
-same balance without talking. Within a process, chunks are ordered by the width of their units, so
-that each is aligned without holes, and gathered into data objects of a target size.
+Every box of a leaf is written once. Boxes that one process holds are its own. Boxes that several
+hold (replicas) are lined up, leaf by leaf, and each of these processes gets an equal share of their
+bytes, in order: all arrive at the same answer without talking. Within a process, chunks are ordered
+by the width of their units, so that each is aligned without holes, and gathered into data objects
+of a target size.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from ckptio import container
 from ckptio.arrays import Layout
@@ -18,6 +19,8 @@ from ckptio.boxes import Box, split
 from ckptio.dtypes import StoredDtype
 
 __all__ = ["ChunkPlan", "LeafPlan", "ObjectPlan", "assign", "plan_objects"]
+
+Holders = tuple[int, ...]
 
 SPLIT_REPLICAS = 64 << 20
 """Replicated boxes of more bytes than this are cut between the processes that hold them."""
@@ -53,34 +56,55 @@ class ObjectPlan:
     size: int
 
 
-def assign(leaves: Sequence[LeafPlan]) -> dict[int, list[ChunkPlan]]:
-    """Give every box of every leaf to one process.
-
-    Returns
-    -------
-    dict
-        For each process that writes anything, its chunks, in the order of the leaves.
-    """
-    load: dict[int, int] = {}
-    chunks: dict[int, list[ChunkPlan]] = {}
-    for number, leaf in enumerate(leaves):
-        for box, holders in _pieces(leaf):
-            if not (size := box.size):
-                continue
-            process = min(holders, key=lambda p: (load.get(p, 0), p))
-            nbytes = leaf.dtype.stored_nbytes(size)
-            load[process] = load.get(process, 0) + nbytes
-            chunks.setdefault(process, []).append(ChunkPlan(number, box, nbytes))
+def assign(leaves: Sequence[LeafPlan], process: int) -> list[ChunkPlan]:
+    """Return the chunks that a process has to write, in the order of the leaves."""
+    layouts: dict[int, _Split] = {}
+    for leaf in leaves:
+        if id(leaf.layout) not in layouts:  # leaves of one shape and sharding share theirs
+            layouts[id(leaf.layout)] = _Split.of(leaf.layout, process)
+    shared = [[*_shared_pieces(leaf, layouts[id(leaf.layout)])] for leaf in leaves]
+    totals: dict[Holders, int] = defaultdict(int)
+    for pieces in shared:
+        for _, holders, nbytes in pieces:
+            totals[holders] += nbytes
+    chunks: list[ChunkPlan] = []
+    done: dict[Holders, int] = defaultdict(int)
+    for number, (leaf, pieces) in enumerate(zip(leaves, shared, strict=True)):
+        own = layouts[id(leaf.layout)].own
+        chunks += [ChunkPlan(number, box, leaf.dtype.stored_nbytes(box.size)) for box in own]
+        for box, holders, nbytes in pieces:
+            middle = 2 * done[holders] + nbytes
+            done[holders] += nbytes
+            if holders[middle * len(holders) // (2 * totals[holders])] == process:
+                chunks.append(ChunkPlan(number, box, nbytes))
     return chunks
 
 
-def _pieces(leaf: LeafPlan) -> Iterator[tuple[Box, tuple[int, ...]]]:
-    for box, holders in leaf.layout:
-        if len(holders) > 1 and leaf.dtype.stored_nbytes(box.size) > SPLIT_REPLICAS:
-            for piece in split(box, len(holders)):
-                yield piece, holders
-        else:
-            yield box, holders
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A layout, as one process sees it: what it holds alone, and what it holds with others."""
+
+    own: list[Box]
+    shared: list[tuple[Box, Holders]]
+
+    @classmethod
+    def of(cls, layout: Layout, process: int) -> _Split:
+        boxes = [(box, holders) for box, holders in layout if box.size]
+        return cls(
+            [box for box, holders in boxes if holders == (process,)],
+            [(box, holders) for box, holders in boxes if len(holders) > 1 and process in holders],
+        )
+
+
+def _shared_pieces(leaf: LeafPlan, layout: _Split) -> Iterator[tuple[Box, Holders, int]]:
+    """Yield the boxes that several processes hold, large ones cut between them."""
+    for box, holders in layout.shared:
+        nbytes = leaf.dtype.stored_nbytes(box.size)
+        if nbytes <= SPLIT_REPLICAS:
+            yield box, holders, nbytes
+            continue
+        for piece in split(box, len(holders)):
+            yield piece, holders, leaf.dtype.stored_nbytes(piece.size)
 
 
 def plan_objects(
@@ -146,17 +170,3 @@ def _name(leaf: LeafPlan, box: Box, taken: set[str]) -> str:
     while name in taken:
         name += "'"
     return name
-
-
-def chunks_by_leaf(objects: Sequence[ObjectPlan], leaves: int) -> list[list[tuple[int, int, Box]]]:
-    """Return each leaf's chunks as (object, offset, box), in the order of their boxes."""
-    rows = [
-        (chunk.leaf, number, chunk.offset, chunk.box)
-        for number, plan in enumerate(objects)
-        for chunk in plan.chunks
-    ]
-    rows.sort(key=lambda row: (row[0], row[3]))
-    table: list[list[tuple[int, int, Box]]] = [[] for _ in range(leaves)]
-    for leaf, group in groupby(rows, key=lambda row: row[0]):
-        table[leaf] = [(number, offset, box) for _, number, offset, box in group]
-    return table

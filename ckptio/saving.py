@@ -1,32 +1,23 @@
-"""The verb `save`: prepare, write, publish."""
+"""The verbs `save` and `save_async`."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import chain
 from typing import Any
 
-from ckptio import commit, hooks, tree
-from ckptio.backend import Backend, ObjectInfo
-from ckptio.errors import AlreadyExistsError, CkptioError, InvalidOptionError
-from ckptio.leaves import SavedLeaf, describe
-from ckptio.manifest import ChunkTable, Manifest, ObjectEntry
+from ckptio import hooks, processes
+from ckptio.attempt import Attempt, prepare
 from ckptio.operation import Operation
 from ckptio.options import SaveOptions
-from ckptio.progress import track
-from ckptio.retry import RetryingBackend
-from ckptio.save_plan import ChunkPlan, ObjectPlan, assign, chunks_by_leaf, plan_objects
-from ckptio.transfer import Transfer
+from ckptio.pending import PendingSave, wait_for_others
+from ckptio.rendezvous import DEADLINE, Rendezvous
 from ckptio.units import format_bytes
-from ckptio.writer import ObjectWriter
 
-__all__ = ["SaveReport", "save"]
+__all__ = ["SaveReport", "save", "save_async"]
 
 _log = logging.getLogger("ckptio")
 
@@ -76,6 +67,9 @@ def save(
 ) -> SaveReport:
     """Save a pytree; return once the checkpoint exists and is durable.
 
+    A save that is running in the background is waited for first. In a program of several JAX
+    processes, all of them call this, in the same order; each writes its own shards.
+
     Parameters
     ----------
     uri : str or os.PathLike
@@ -114,128 +108,102 @@ def save(
     (2, 1)
     """
     began = time.monotonic()
-    options = options or SaveOptions()
-    prepared = _prepare(tree, metadata)
-    with hooks.open_backend(uri, storage_options) as opened:
-        operation = Operation(f"saving to {opened.uri}", options.deadline)
-        backend = RetryingBackend(opened, operation)
-        replaces = commit.find(backend)
-        if replaces is not None and not overwrite:
-            raise AlreadyExistsError(
-                f"there already is a checkpoint at {backend.uri}: pass overwrite=True to replace it"
-            )
-        attempt = commit.new_attempt()
-        hooks.notify("ckptio_save_started", uri=backend.uri, attempt=attempt)
-        try:
-            report = _attempt(
-                backend, operation, prepared, attempt, replaces, options, began, progress
-            )
-        except BaseException as error:
-            commit.abandon(backend, attempt)
-            hooks.notify("ckptio_save_failed", uri=backend.uri, error=error)
-            raise
-        _log.info("%s", report)
-        hooks.notify("ckptio_save_committed", uri=backend.uri, report=report)
-        return report
+    attempt = _begin(uri, tree, overwrite, metadata, options, storage_options, progress)
+    return _finish(attempt, began)
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    structure: tree.Structure
-    leaves: Sequence[SavedLeaf]
-    metadata: Mapping[str, Any]
+def save_async(
+    uri: str | os.PathLike[str],
+    tree: object,
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    options: SaveOptions | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> PendingSave[SaveReport]:
+    """Save a pytree in the background; return once the caller may change everything.
 
+    What is saved is the state at the call: NumPy arrays are copied, `jax.Array` on CPU devices are
+    kept without a copy (they are immutable, and may be donated), those on accelerators are copied
+    to the host. One save is written at a time: a call that comes while an earlier one is being
+    written waits for it first, so that memory never holds more than one copy.
 
-def _prepare(pytree: object, metadata: Mapping[str, Any] | None) -> _Prepared:
-    structure, named = tree.flatten(pytree)
-    checked = dict(metadata or {})
+    Parameters are those of `save`. When the interpreter exits, ``options.at_exit`` says whether a
+    save that is still running is finished or abandoned.
+
+    Returns
+    -------
+    PendingSave
+        Its `~PendingSave.result` returns the report, or raises what went wrong.
+
+    Raises
+    ------
+    AlreadyExistsError, UnsupportedLeafError, StorageError
+        What can be known at once is raised here, as by `save`.
+
+    Examples
+    --------
+    >>> import ckptio, numpy as np
+    >>> weights = np.zeros(3)
+    >>> pending = ckptio.save_async("memory://doc/async", {"w": weights})
+    >>> weights[:] = 1
+    >>> _ = pending.result(timeout=60)
+    >>> ckptio.restore("memory://doc/async")["w"].tolist()
+    [0.0, 0.0, 0.0]
+    """
+    began = time.monotonic()
+    attempt = _begin(uri, tree, overwrite, metadata, options, storage_options, progress)
     try:
-        if json.loads(json.dumps(checked, allow_nan=False)) != checked:
-            raise ValueError("it does not come back from JSON as it went in")
-    except (TypeError, ValueError) as error:
-        raise InvalidOptionError(f"metadata must be what JSON can hold: {error}") from error
-    return _Prepared(structure, describe(named), checked)
-
-
-def _attempt(
-    backend: Backend,
-    operation: Operation,
-    prepared: _Prepared,
-    attempt: str,
-    replaces: ObjectInfo | None,
-    options: SaveOptions,
-    began: float,
-    progress: bool,
-) -> SaveReport:
-    leaves = prepared.leaves
-    plans = [leaf.plan for leaf in leaves]
-    objects = plan_objects(
-        plans,
-        assign(plans).get(0, []),
-        prefix=commit.data_prefix(attempt, 0),
-        object_size=options.object_size,
-        metadata={"format": "ckptio", "attempt": attempt},
-    )
-    checksums = _write(backend, operation, leaves, objects, options, progress)
-    manifest = Manifest(
-        attempt=attempt,
-        created=datetime.now(UTC),
-        metadata=prepared.metadata,
-        structure=prepared.structure,
-        leaves=tuple(leaf.entry for leaf in leaves),
-        objects=tuple(ObjectEntry(plan.key, plan.size) for plan in objects),
-        chunks=_chunk_table(leaves, objects),
-        checksums=tuple(checksums),
-    )
-    replaced = commit.attempt_at(backend) if replaces is not None else None
-    commit.publish(backend, manifest, replaces)
-    nbytes = sum(plan.size for plan in objects)
-    seconds = time.monotonic() - began
-    if replaced is not None:
-        # From here on the new checkpoint exists: nothing that goes wrong may undo it.
-        commit.discard(backend, replaced)
-    return SaveReport(backend.uri, attempt, nbytes, len(leaves), len(objects), seconds)
-
-
-def _write(
-    backend: Backend,
-    operation: Operation,
-    leaves: Sequence[SavedLeaf],
-    objects: Sequence[ObjectPlan],
-    options: SaveOptions,
-    progress: bool,
-) -> list[Any]:
-    """Write the data objects; return the checksums of each one's blocks."""
-
-    def source(chunk: ChunkPlan) -> Any:
-        return leaves[chunk.leaf].read(chunk.box)
-
-    plans = [leaf.plan for leaf in leaves]
-    writers = [ObjectWriter(backend, plan, plans, source, options.part_size) for plan in objects]
-    buffer_size = max((w.buffer_size for w in writers), default=0)
-    transfer = Transfer(
-        operation,
-        concurrency=options.concurrency or backend.limits.concurrency,
-        memory=options.memory,
-    )
-    written = transfer.run(chain.from_iterable(w.tasks() for w in writers), buffer_size)
-    try:
-        total = sum(plan.size for plan in objects)
-        for _ in track(written, total, "saving", show=progress):
-            pass
-    except BaseException:
-        for writer in writers:
-            try:
-                writer.abort()
-            except CkptioError as error:
-                _log.warning("an upload was left behind at %s: %s", backend.uri, error)
+        attempt.hold()
+    except BaseException as error:
+        attempt.fail(error)
         raise
-    return [writer.checksums for writer in writers]
+    return PendingSave(attempt, lambda: _finish(attempt, began))
 
 
-def _chunk_table(leaves: Sequence[SavedLeaf], objects: Sequence[ObjectPlan]) -> ChunkTable:
-    rows = chunks_by_leaf(objects, len(leaves))
-    for number, leaf in enumerate(leaves):
-        if leaf.same_as is not None:
-            rows[number] = rows[leaf.same_as]
-    return ChunkTable.build([len(leaf.plan.shape) for leaf in leaves], rows)
+def _begin(
+    uri: str | os.PathLike[str],
+    tree: object,
+    overwrite: bool,
+    metadata: Mapping[str, Any] | None,
+    options: SaveOptions | None,
+    storage_options: Mapping[str, Any] | None,
+    progress: bool,
+) -> Attempt:
+    """Prepare in the caller's thread: everything that can be known at once is known then."""
+    wait_for_others()
+    options = options or SaveOptions()
+    group = processes.current()
+    seconds = options.deadline or (DEADLINE if group.count > 1 else None)
+    operation = Operation(f"saving to {os.fspath(uri)}", seconds)
+    rendezvous = Rendezvous(group, operation)
+    try:
+        prepared = prepare(tree, metadata)
+        opened = hooks.open_backend(uri, storage_options)
+    except BaseException as error:
+        rendezvous.refuse(error)
+        raise
+    attempt = Attempt(opened, operation, rendezvous, prepared, options, progress)
+    try:
+        attempt.start(overwrite)
+    except BaseException:
+        opened.close()
+        raise
+    return attempt
+
+
+def _finish(attempt: Attempt, began: float) -> SaveReport:
+    with attempt.opened:
+        nbytes, objects = attempt.run()
+        report = SaveReport(
+            attempt.opened.uri,
+            attempt.id,
+            nbytes,
+            len(attempt.prepared.leaves),
+            objects,
+            time.monotonic() - began,
+        )
+        _log.info("%s", report)
+        hooks.notify("ckptio_save_committed", uri=report.uri, report=report)
+        return report

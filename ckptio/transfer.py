@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
@@ -17,7 +18,11 @@ from ckptio.operation import Operation
 
 __all__ = ["Transfer"]
 
+_WAKE = 0.5  # seconds between looks whether somebody gave the operation up
+_STUCK = 5.0  # seconds that threads have to end once it was given up
+
 T = TypeVar("T")
+R = TypeVar("R")
 A = TypeVar("A")
 
 Task = Callable[[memoryview], T]
@@ -67,7 +72,7 @@ class Transfer:
                         break
                     results.put((task(buffer),))
             except BaseException as error:
-                stop.set()
+                self._operation.give_up(error)
                 results.put(error)
             else:
                 results.put(None)
@@ -82,11 +87,7 @@ class Transfer:
         failure: BaseException | None = None
         try:
             while running:
-                try:
-                    item = results.get(timeout=self._operation.remaining())
-                except queue.Empty:
-                    # A thread may be stuck in the store's client: it is not waited for.
-                    raise self._operation.too_late() from failure
+                item = self._next(results, failure)
                 if isinstance(item, tuple):
                     if failure is None:
                         yield item[0]
@@ -95,11 +96,32 @@ class Transfer:
                     failure = failure or item
             if failure is not None:
                 raise failure
+            # Given up by somebody else: then not every task was run.
+            self._operation.check()
         finally:
             if running:
-                stop.set()
+                stop.set()  # the caller does not want the rest
+            ends = time.monotonic() + _STUCK
             for thread in threads:
-                thread.join(timeout=self._operation.remaining() if running else None)
+                left = max(0.0, ends - time.monotonic())
+                remaining = self._operation.remaining()
+                thread.join(left if remaining is None else min(left, remaining + 0.1))
+
+    def _next(self, results: queue.SimpleQueue[R], failure: BaseException | None) -> R:
+        """Wait for a thread's next word, as long as there is time."""
+        given_up_at = None
+        while True:
+            remaining = self._operation.remaining()
+            try:
+                return results.get(timeout=_WAKE if remaining is None else min(remaining, _WAKE))
+            except queue.Empty:
+                # Threads may be stuck in the store's client: then they are not waited for.
+                if remaining == 0:
+                    raise self._operation.too_late() from failure
+                if self._operation.given_up.is_set():
+                    given_up_at = given_up_at or time.monotonic()
+                    if time.monotonic() - given_up_at > _STUCK:
+                        self._operation.check()
 
     def map(self, function: Callable[[A], T], items: Iterable[A]) -> Iterator[T]:
         """Yield ``function(item)`` for each item, in no order; no more threads than items."""

@@ -21,10 +21,13 @@ ROOT = Path(ckptio.__file__).parent
 # Each imports only what stands above it. A reader can go from top to bottom.
 ORDER = [
     "errors", "backend", "hooks", "memory", "boxes", "dtypes", "values", "units", "tree", "arrays",
-    "columns", "manifest", "container", "options", "progress", "operation", "retry", "transfer",
-    "save_plan",
-    "restore_plan", "leaves", "writer", "reader", "source", "commit", "leaf", "saving", "checkpoint",
-    "target", "restoring",
+    "columns", "sealed", "chunk_table", "manifest", "parts", "container", "options", "progress",
+    "operation", "retry", "transfer", "save_plan", "restore_plan", "leaves", "writer", "reader",
+    "source", "uploading",
+    "commit", "processes", "rendezvous", "attempt", "pending", "saving", "leaf", "checkpoint",
+    "target", "restoring", "copying", "rewriting", "export", "converting",
+    "keep", "every", "metrics", "steps", "agreement", "stateful",
+    "housekeeping", "preemption", "run_reader", "manager",
 ]  # fmt: skip
 
 

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from strategies import boxed, shapes
 
 from ckptio import dtypes, open_backend
+from ckptio.attempt import _chunk_table
 from ckptio.boxes import Box
 from ckptio.manifest import BLOCK, ChunkTable, LeafEntry, Manifest, ObjectEntry
 from ckptio.options import RestoreOptions
 from ckptio.reader import Reader
 from ckptio.restore_plan import Want, plan_reads
-from ckptio.save_plan import LeafPlan, assign, chunks_by_leaf, plan_objects
+from ckptio.save_plan import LeafPlan, assign, plan_objects
 
 
 def grid(shape, cuts):
@@ -51,14 +52,11 @@ def leaf_plans(draw):
 
 @given(leaf_plans(), st.integers(1, 200))
 def test_every_element_is_written_once_without_holes_and_aligned(plans, object_size):
-    chunks = assign(plans)
-    objects = [
-        plan
-        for process in sorted(chunks)
-        for plan in plan_objects(
-            plans, chunks[process], prefix=f"p{process}", object_size=object_size, metadata={}
-        )
+    own = [
+        plan_objects(plans, assign(plans, p), prefix=f"p{p}", object_size=object_size, metadata={})
+        for p in range(4)
     ]
+    objects = [plan for found in own for plan in found]
     for plan in objects:
         end = len(plan.header)
         assert end % 4096 == 0
@@ -70,22 +68,35 @@ def test_every_element_is_written_once_without_holes_and_aligned(plans, object_s
         assert len(plan.chunks) == 1 or plan.size - len(plan.header) <= object_size
         table = json.loads(plan.header[8:])
         assert len(table) == len(plan.chunks) + 1, "every chunk has a name of its own"
-    rows = chunks_by_leaf(objects, len(plans))
-    for plan, leaf_rows in zip(plans, rows, strict=True):
+    table = ChunkTable.joined([_chunk_table(plans, found) for found in own], [*map(len, own)])
+    for number, plan in enumerate(plans):
         seen = np.zeros(plan.shape, int)
-        for _, _, box in leaf_rows:
+        first = table.first[number]
+        for i in range(table.counts[number]):
+            box = table.box(number, i)
             seen[box.slices] += 1
+            chunk = next(
+                c
+                for c in objects[table.objects[first + i]].chunks
+                if c.offset == table.offsets[first + i]
+            )
+            assert (chunk.leaf, chunk.box) == (number, box)
         assert (seen == 1).all()
+    tied = table.sharing([*range(len(plans) - 1), 0]) if plans else table
+    assert tied.counts.tolist()[:-1] == table.counts.tolist()[:-1]
+    if plans and len(plans[0].shape) == len(plans[-1].shape):
+        assert tied.boxes(len(plans) - 1)[0].tolist() == table.boxes(0)[0].tolist()
 
 
 def test_replicas_are_balanced_over_the_processes_that_hold_them():
     f4 = dtypes.parse("float32")
     layout = ((Box.whole((1000,)), (0, 1, 2, 3)),)
-    chunks = assign([LeafPlan(str(i), f4, (1000,), layout) for i in range(40)])
-    assert {process: len(own) for process, own in chunks.items()} == {0: 10, 1: 10, 2: 10, 3: 10}
+    leaves = [LeafPlan(str(i), f4, (1000,), layout) for i in range(40)]
+    assert [len(assign(leaves, process)) for process in range(5)] == [10, 10, 10, 10, 0]
     giant = (1 << 26, 4)
-    chunks = assign([LeafPlan("w", f4, giant, ((Box.whole(giant), (0, 1, 2, 3)),))])
-    assert [sum(c.nbytes for c in own) for own in chunks.values()] == [prod(giant)] * 4
+    leaves = [LeafPlan("w", f4, giant, ((Box.whole(giant), (0, 1, 2, 3)),))]
+    shares = [sum(chunk.nbytes for chunk in assign(leaves, process)) for process in range(4)]
+    assert shares == [prod(giant)] * 4
 
 
 def test_a_leaf_named_like_a_chunk_of_another_gets_another_name():
@@ -95,7 +106,7 @@ def test_a_leaf_named_like_a_chunk_of_another_gets_another_name():
         LeafPlan("w[0:2]", f4, (2,), ((Box.whole((2,)), (0,)),)),
         LeafPlan("__metadata__", f4, (2,), ((Box.whole((2,)), (0,)),)),
     ]
-    (plan,) = plan_objects(plans, assign(plans)[0], prefix="p", object_size=1000, metadata={})
+    (plan,) = plan_objects(plans, assign(plans, 0), prefix="p", object_size=1000, metadata={})
     names = [*json.loads(plan.header[8:])]
     assert names == ["__metadata__", "w[0:2]", "w[2:4]", "w[0:2]'", "__metadata__'"]
 

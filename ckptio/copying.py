@@ -1,0 +1,331 @@
+"""The verb `copy`: from any store to any store, streaming, verified, resumable, committed last.
+
+The copy has the same keys and the same attempt id: it is the same checkpoint. So what an earlier
+try left behind can be recognised, and is not copied again where its blocks are sound.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import xxhash
+
+from ckptio import commit, hooks
+from ckptio import manifest as manifests
+from ckptio.backend import Backend, ObjectInfo
+from ckptio.errors import (
+    AlreadyExistsError,
+    CkptioError,
+    CorruptionError,
+    InvalidOptionError,
+    NotFoundError,
+    PreconditionFailedError,
+    UnsupportedFormatError,
+)
+from ckptio.manifest import BLOCK, MANIFEST, Manifest, ObjectEntry
+from ckptio.operation import Operation
+from ckptio.options import RestoreOptions, SaveOptions
+from ckptio.progress import track
+from ckptio.reader import read_size
+from ckptio.restore_plan import Read
+from ckptio.retry import RetryingBackend
+from ckptio.transfer import Transfer
+from ckptio.units import format_bytes
+from ckptio.uploading import ObjectUpload
+from ckptio.writer import part_size
+
+__all__ = ["CopyReport", "copy"]
+
+_log = logging.getLogger("ckptio")
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What a copy did; prints as one line.
+
+    Attributes
+    ----------
+    uri : str
+        Of the copy.
+    nbytes : int
+        Bytes copied.
+    objects : int
+        Data objects copied.
+    kept : int
+        Data objects that were there already, and sound.
+    seconds : float
+    """
+
+    uri: str
+    nbytes: int
+    objects: int
+    kept: int
+    seconds: float
+
+    def __str__(self) -> str:
+        kept = f", {self.kept:,} were there already" if self.kept else ""
+        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
+        return (
+            f"copied {format_bytes(self.nbytes)}, {self.objects:,} "
+            f"object{'s' * (self.objects != 1)} to {self.uri} in {self.seconds:.2f} s "
+            f"({rate:.2f} GB/s){kept}"
+        )
+
+
+def copy(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    options: SaveOptions | None = None,
+    src_storage_options: Mapping[str, Any] | None = None,
+    dst_storage_options: Mapping[str, Any] | None = None,
+    progress: bool = False,
+) -> CopyReport:
+    """Copy a checkpoint; return once the copy exists and is durable.
+
+    Every block is compared with its checksum on the way. A copy that was interrupted leaves what
+    it wrote, and the next one to the same place goes on from there; what is never finished is
+    removed by `collect_garbage`. Copying once more what is there already checks it, and repairs
+    what is damaged.
+
+    Parameters
+    ----------
+    src, dst : str or os.PathLike
+        From where, and to where.
+    overwrite : bool
+        Replace another checkpoint at `dst`; it stays whole until the copy is complete.
+    options : SaveOptions, optional
+        Memory, concurrency, part size, deadline.
+    src_storage_options, dst_storage_options : mapping, optional
+        For the drivers, in fsspec's own spelling.
+    progress : bool
+        Show a progress bar.
+
+    Raises
+    ------
+    NotFoundError
+        If there is no checkpoint at `src`.
+    AlreadyExistsError
+        If there is another one at `dst`.
+    CorruptionError
+        If a block is not what was saved; the copy does not come into being.
+
+    Examples
+    --------
+    >>> import ckptio, numpy as np
+    >>> _ = ckptio.save("memory://doc/copied", {"w": np.ones(3)})
+    >>> report = ckptio.copy("memory://doc/copied", "memory://doc/the-copy")
+    >>> report.objects, ckptio.restore("memory://doc/the-copy")
+    (1, {'w': array([1., 1., 1.])})
+    """
+    began = time.monotonic()
+    options = options or SaveOptions()
+    with (
+        hooks.open_backend(src, src_storage_options) as source,
+        hooks.open_backend(dst, dst_storage_options) as target,
+    ):
+        if source.uri == target.uri:
+            raise InvalidOptionError(f"cannot copy {source.uri} to itself")
+        operation = Operation(f"copying {source.uri} to {target.uri}", options.deadline)
+        report = _copy(
+            RetryingBackend(source, operation),
+            RetryingBackend(target, operation),
+            operation,
+            options,
+            overwrite=overwrite,
+            progress=progress,
+            began=began,
+        )
+    _log.info("%s", report)
+    return report
+
+
+def _copy(
+    source: Backend,
+    target: Backend,
+    operation: Operation,
+    options: SaveOptions,
+    *,
+    overwrite: bool,
+    progress: bool,
+    began: float,
+) -> CopyReport:
+    encoded, manifest = _load(source)
+    replaces = commit.find(target)
+    there = commit.attempt_at(target) if replaces is not None else None
+    if replaces is not None and there != manifest.attempt and not overwrite:
+        raise AlreadyExistsError(
+            f"there already is another checkpoint at {target.uri}: pass overwrite=True to "
+            "replace it"
+        )
+    transfer = Transfer(
+        operation,
+        concurrency=options.concurrency or target.limits.concurrency,
+        memory=options.memory,
+    )
+    _check_source(source, manifest, transfer)
+    missing = _missing(target, manifest, transfer)
+    uploads = [
+        ObjectUpload(
+            target, entry.key, entry.size, part_size(target.limits, options.part_size, entry.size)
+        )
+        for entry in (manifest.objects[number] for number in missing)
+    ]
+    size = max((min(u.part_size, -(-u.size // BLOCK) * BLOCK) for u in uploads), default=0)
+    total = sum(upload.size for upload in uploads)
+    tasks = (
+        partial(_copy_part, source, manifest, number, upload, start)
+        for number, upload in zip(missing, uploads, strict=True)
+        for start in upload.starts
+    )
+    try:
+        for _ in track(transfer.run(tasks, size), total, "copying", show=progress):
+            pass
+    except BaseException:
+        # What is complete stays, for the next try; what is not can only be in the way.
+        for upload in uploads:
+            try:
+                upload.abort()
+            except CkptioError as error:
+                _log.warning("an upload was left behind at %s: %s", target.uri, error)
+        raise
+    _publish(target, encoded, manifest, replaces, there)
+    return CopyReport(
+        target.uri,
+        total,
+        len(missing),
+        len(manifest.objects) - len(missing),
+        time.monotonic() - began,
+    )
+
+
+def _load(source: Backend) -> tuple[bytes, Manifest]:
+    try:
+        encoded = source.read(MANIFEST)
+    except NotFoundError as error:
+        from ckptio import formats
+
+        if (found := formats.recognise(source, source)) is not None:
+            found.release()
+            raise UnsupportedFormatError(
+                f"{source.uri} is in the {found.format} format: only ckptio's own checkpoints can "
+                "be copied as they are; ckptio.convert makes one of it"
+            ) from error
+        raise NotFoundError(f"there is no checkpoint at {source.uri}") from error
+    return encoded, manifests.decode(encoded, source.describe(MANIFEST))
+
+
+def _check_source(source: Backend, manifest: Manifest, transfer: Transfer) -> None:
+    """Look before anything is copied whether all objects are there, as long as they were."""
+
+    def check(entry: ObjectEntry) -> None:
+        where = source.describe(entry.key)
+        try:
+            size = source.head(entry.key).size
+        except NotFoundError as error:
+            raise CorruptionError(f"{where} is missing, which the manifest names") from error
+        if size != entry.size:
+            raise CorruptionError(f"{where} has {size} bytes, was saved with {entry.size}")
+
+    for _ in transfer.map(check, manifest.objects):
+        pass
+
+
+def _missing(target: Backend, manifest: Manifest, transfer: Transfer) -> Sequence[int]:
+    """Return the numbers of the objects that are not at the target yet, or not sound there."""
+
+    def has_its_size(number: int) -> tuple[int, bool]:
+        entry = manifest.objects[number]
+        try:
+            return number, target.head(entry.key).size == entry.size
+        except NotFoundError:
+            return number, False
+
+    there = sorted(
+        n for n, same in transfer.map(has_its_size, range(len(manifest.objects))) if same
+    )
+    step = read_size(target.limits, RestoreOptions())
+    tasks = (
+        partial(_is_sound, target, manifest, Read(number, start, min(start + step, size)))
+        for number in there
+        for size in [manifest.objects[number].size]
+        for start in range(0, size, step)
+    )
+    damaged = (
+        {number for number, sound in transfer.run(tasks, step) if not sound} if there else set()
+    )
+    sound = {*there} - damaged
+    return [number for number in range(len(manifest.objects)) if number not in sound]
+
+
+def _is_sound(
+    target: Backend, manifest: Manifest, read: Read, buffer: memoryview
+) -> tuple[int, bool]:
+    data = buffer[: read.stop - read.start]
+    try:
+        target.read_into(manifest.objects[read.object].key, read.start, data)
+    except (CorruptionError, NotFoundError):
+        return read.object, False
+    return read.object, not any(_damaged_blocks(manifest, read.object, read.start, data))
+
+
+def _copy_part(
+    source: Backend,
+    manifest: Manifest,
+    number: int,
+    upload: ObjectUpload,
+    start: int,
+    buffer: memoryview,
+) -> int:
+    entry = manifest.objects[number]
+    data = buffer[: min(upload.part_size, entry.size - start)]
+    source.read_into(entry.key, start, data)
+    for at in _damaged_blocks(manifest, number, start, data):
+        raise CorruptionError(
+            f"{source.describe(entry.key)} is damaged, or was on its way from there: the checksum "
+            f"of bytes {at}:{min(at + BLOCK, entry.size)} does not match; nothing was committed to "
+            "the destination"
+        )
+    upload.write(start, data)
+    return len(data)
+
+
+def _damaged_blocks(manifest: Manifest, number: int, start: int, data: memoryview) -> Iterator[int]:
+    """Yield where blocks begin that are not what was saved."""
+    checksums = manifest.checksums[number]
+    for at in range(0, len(data), BLOCK):
+        digest = xxhash.xxh3_64_intdigest(data[at : at + BLOCK])
+        if digest != checksums[(start + at) // BLOCK]:
+            yield start + at
+
+
+def _publish(
+    target: Backend,
+    encoded: bytes,
+    manifest: Manifest,
+    replaces: ObjectInfo | None,
+    there: str | None,
+) -> None:
+    """Create the manifest, byte for byte the source's, and with it the copy."""
+    if there == manifest.attempt and target.read(MANIFEST) == encoded:
+        return
+    try:
+        if replaces is None:
+            target.put(MANIFEST, encoded, mode="create")
+        else:
+            target.put(MANIFEST, encoded, if_match=replaces.etag)
+    except (AlreadyExistsError, PreconditionFailedError) as error:
+        # The answer to our own request may have been lost, and this be the answer to a retry.
+        if commit.attempt_at(target) != manifest.attempt:
+            raise AlreadyExistsError(
+                f"another checkpoint was saved to {target.uri} in the meantime; it was kept"
+            ) from error
+    if there is not None and there != manifest.attempt:
+        commit.discard(target, there)
