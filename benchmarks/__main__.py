@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks import compare, imports, memory, remote, stores
+from benchmarks import compare, imports, memory, remote, simulation, stores
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -20,11 +20,14 @@ def main() -> None:
     remote.arguments(commands.add_parser("remote", help="a whole checkpoint against the SDKs"))
     commands.add_parser("memory", help="peak memory of a save and a restore")
     commands.add_parser("imports", help="what importing ckptio costs")
+    commands.add_parser("simulation", help="405 billion parameters, planned without devices")
     options = parser.parse_args()
     if options.command in (None, "imports"):
         imports.main()
     if options.command in (None, "memory"):
         memory.main()
+    if options.command in (None, "simulation"):
+        simulation.main()
     for name, module in {"stores": stores, "workloads": compare, "remote": remote}.items():
         if options.command is None:
             module.main(commands.choices[name].parse_args([]), options.out)

@@ -3,14 +3,13 @@
     ckptio.save(uri, tree)          ckptio.restore(uri)          ckptio.open(uri)
 
 Importing this loads neither JAX, nor a driver, nor a store's SDK: each is imported when it is
-first needed.
+first needed; so are the verbs that most programs never call.
 """
 
-from ckptio import every, keep
+from typing import TYPE_CHECKING
+
 from ckptio.backend import Backend, Buffer, Limits, ObjectInfo, PutMode, Upload, check_key
 from ckptio.checkpoint import Checkpoint, collect_garbage, delete, exists, open
-from ckptio.converting import ConvertReport, convert
-from ckptio.copying import CopyReport, copy
 from ckptio.errors import (
     AlreadyExistsError,
     CkptioError,
@@ -39,11 +38,16 @@ from ckptio.errors import (
 )
 from ckptio.hooks import hookimpl, open_backend, plugin_manager
 from ckptio.leaf import Leaf
-from ckptio.manager import CheckpointManager
 from ckptio.options import RestoreOptions, SaveOptions
 from ckptio.pending import PendingSave
 from ckptio.restoring import RestoreReport, restore
 from ckptio.saving import SaveReport, save, save_async
+
+if TYPE_CHECKING:
+    from ckptio import every, keep
+    from ckptio.converting import ConvertReport, convert
+    from ckptio.copying import CopyReport, copy
+    from ckptio.manager import CheckpointManager
 
 __version__ = "0.1.0"
 
@@ -104,3 +108,28 @@ __all__ = [
     "save",
     "save_async",
 ]
+
+_LATER = {
+    "CheckpointManager": "manager",
+    "ConvertReport": "converting",
+    "CopyReport": "copying",
+    "convert": "converting",
+    "copy": "copying",
+    "every": "every",
+    "keep": "keep",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _LATER:
+        raise AttributeError(f"module 'ckptio' has no attribute {name!r}")
+    from importlib import import_module
+
+    module = import_module(f"ckptio.{_LATER[name]}")
+    value: object = module if _LATER[name] == name else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ckptio.boxes import Box, intersect, merge
 from ckptio.errors import UnsupportedLeafError
+from ckptio.pages import allocate
 
 if TYPE_CHECKING:
     import jax
@@ -26,6 +27,9 @@ __all__ = ["ArrayView", "Layout", "assemble", "empty", "is_jax_array", "layout",
 
 SMALL = 64 << 10
 """Arrays of up to this many bytes are fetched from their devices whole, not by shard."""
+
+LARGE = 1 << 20
+"""From this many bytes on, an array gets pages of its own."""
 
 Layout = tuple[tuple[Box, tuple[int, ...]], ...]
 """Boxes that make up an array, each with the processes that hold it."""
@@ -195,8 +199,10 @@ def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return uninitialised memory that JAX's CPU devices can take over without a copy."""
+    """Return memory of any content that JAX's CPU devices can take over without a copy."""
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if size >= LARGE:
+        return allocate(size).view(dtype).reshape(shape)
     raw = np.empty(size + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + size].view(dtype).reshape(shape)

@@ -7,8 +7,8 @@ refers to them before the manifest does, so an attempt that died is invisible ga
 from __future__ import annotations
 
 import logging
+import os
 import re
-import secrets
 import time
 from collections import defaultdict
 
@@ -49,7 +49,7 @@ _ATTEMPT = re.compile(rb'"attempt":"([0-9a-f]{16})"')
 
 def new_attempt() -> str:
     """Return a fresh attempt id."""
-    return secrets.token_hex(8)
+    return os.urandom(8).hex()
 
 
 def data_prefix(attempt: str, process: int) -> str:

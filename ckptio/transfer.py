@@ -7,7 +7,6 @@ checkpoint's size, and Python does a few calls for every few megabytes.
 
 from __future__ import annotations
 
-import mmap
 import queue
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ckptio.operation import Operation
+from ckptio.pages import allocate
 
 __all__ = ["Transfer"]
 
@@ -63,7 +63,7 @@ class Transfer:
         stop = self._operation.given_up
 
         def work() -> None:
-            buffer = memoryview(mmap.mmap(-1, buffer_size)) if buffer_size else memoryview(b"")
+            buffer = allocate(buffer_size).data if buffer_size else memoryview(b"")
             try:
                 while not stop.is_set():
                     with drawing:
