@@ -40,9 +40,10 @@ class PendingSave(Generic[R]):
         self._error: BaseException | None = None
         self._cancelled = False
         _at_exit()
+        self._thread = threading.Thread(target=self._run, name="ckptio-save", daemon=True)
         with _lock:
             _running.add(self)
-        threading.Thread(target=self._run, name="ckptio-save", daemon=True).start()
+        self._thread.start()
 
     def _run(self) -> None:
         try:
@@ -106,10 +107,15 @@ class PendingSave(Generic[R]):
 
 
 def wait_for_others() -> None:
-    """Wait until no save is running in the background."""
+    """Wait until no save is running in the background.
+
+    An observer that saves when it hears of a commit is called by the save itself: it does not wait
+    for that one.
+    """
     while True:
         with _lock:
-            pending = next(iter(_running), None)
+            here = threading.current_thread()
+            pending = next((save for save in _running if save._thread is not here), None)
         if pending is None:
             return
         pending._done.wait()

@@ -146,6 +146,22 @@ def test_a_cancelled_save_leaves_nothing_and_a_finished_one_cannot_be(tmp_path, 
     assert ckptio.exists(tmp_path / "c")
 
 
+def test_an_observer_may_save_when_it_hears_of_a_commit(tmp_path):
+    class Mirror:
+        @ckptio.hookimpl
+        def ckptio_save_committed(self, uri):
+            if uri.endswith("first"):
+                ckptio.save(tmp_path / "second", {"w": 2})
+
+    mirror = Mirror()
+    ckptio.plugin_manager().register(mirror)
+    try:
+        ckptio.save_async(tmp_path / "first", {"w": 1}).result(timeout=60)
+    finally:
+        ckptio.plugin_manager().unregister(mirror)
+    assert ckptio.restore(tmp_path / "second") == {"w": 2}
+
+
 def usage():
     """Threads, descriptors, and resident bytes of this process."""
     status = Path("/proc/self/status").read_text()
