@@ -187,7 +187,9 @@ def _output(entry: LeafEntry, number: int, example: Any, cast: bool) -> Output:
         return _key_output(entry, number, example, whole)
     if kind in HOST_KINDS:
         scalar = entry.kind in (*_NUMBERS, *ARRAY_KINDS) and entry.shape == ()
-        if kind != entry.kind and not (cast and scalar and kind in _NUMBERS):
+        # A counter is an int in a fresh state and an array in a trained one (Flax's TrainState).
+        counter = kind == "int" and entry.kind in ARRAY_KINDS and scalar and stored.kind in "iu"
+        if kind != entry.kind and not counter and not (cast and scalar and kind in _NUMBERS):
             raise _DifferenceError(
                 f"is {_saved(entry)}, wanted {kind}{_may_cast(scalar and kind in _NUMBERS)}"
             )

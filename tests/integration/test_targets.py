@@ -93,6 +93,15 @@ def test_cast_converts_between_numbers(tmp_path):
     assert back["b"].tolist() == [1.0] * 4
 
 
+def test_an_integer_array_fills_an_int_and_nothing_else_changes_its_kind(tmp_path):
+    ckptio.save(tmp_path / "c", {"step": jnp.int32(7), "rate": jnp.float32(0.5)})
+    back = ckptio.restore(tmp_path / "c", like={"step": 0, "rate": jnp.float32(0)})
+    assert (type(back["step"]), back["step"]) == (int, 7)
+    for wanted in [{"step": 0, "rate": 0.0}, {"step": True, "rate": jnp.float32(0)}]:
+        with pytest.raises(ckptio.MismatchError, match="cast=True"):
+            ckptio.restore(tmp_path / "c", like=wanted)
+
+
 @pytest.mark.parametrize(
     ("saved", "wanted"),
     [
