@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain, zip_longest
 from typing import Any
@@ -203,6 +203,10 @@ class Attempt:
             entries = commit.load(self.backend).objects
             return sum(entry.size for entry in entries), len(entries)
         return nbytes, objects
+
+    def forget(self) -> None:
+        """Let go of the arrays, once they are written or will never be."""
+        self.prepared = replace(self.prepared, leaves=())
 
     def fail(self, error: BaseException) -> None:
         """Give up before `run`: tell the others, and clean up."""

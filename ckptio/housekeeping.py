@@ -21,6 +21,8 @@ _log = logging.getLogger("ckptio")
 
 LONGEST_COLLECTION = 10.0
 """Seconds for which `Housekeeping.close` waits for a collection of garbage."""
+LONGEST_HURRY = 2.0
+"""Seconds for which it waits for what is under way when the process has to leave."""
 
 
 class Housekeeping:
@@ -75,11 +77,12 @@ class Housekeeping:
         self._hurry = hurry
         if self._worker is not None:
             self._jobs.put(None)
-            if not hurry:
-                self._worker.join()
+            # Even in a hurry, a thread gets the time to end by itself: one that the interpreter's
+            # exit cuts off inside an extension module may abort the process.
+            self._worker.join(LONGEST_HURRY if hurry else None)
             self._worker = None
-        if self._collector is not None and not hurry:
-            self._collector.join(LONGEST_COLLECTION)
+        if self._collector is not None:
+            self._collector.join(LONGEST_HURRY if hurry else LONGEST_COLLECTION)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:

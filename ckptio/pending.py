@@ -51,6 +51,8 @@ class PendingSave(Generic[R]):
         except BaseException as error:
             self._error = error
         finally:
+            # The caller may keep this for long; the copies must not stay for as long.
+            self._attempt.forget()
             with _lock:
                 _running.discard(self)
             self._done.set()

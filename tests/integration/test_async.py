@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import jax
@@ -144,6 +145,17 @@ def test_a_cancelled_save_leaves_nothing_and_a_finished_one_cannot_be(tmp_path, 
     done.result(timeout=60)
     assert not done.cancel()
     assert ckptio.exists(tmp_path / "c")
+
+
+def test_a_finished_save_lets_go_of_what_it_held(tmp_path):
+    array = jnp.arange(1000.0)
+    freed = weakref.ref(array)
+    pending = ckptio.save_async(tmp_path / "c", {"w": array})
+    del array
+    pending.result(timeout=60)
+    gc.collect()
+    assert freed() is None
+    assert pending.progress[0] > 0
 
 
 def test_an_observer_may_save_when_it_hears_of_a_commit(tmp_path):
