@@ -58,7 +58,7 @@ class Checkpoint:
     def leaves(self) -> Mapping[str, Leaf]:
         """All leaves by path, in the order of the tree."""
         return {
-            entry.path: Leaf(entry, number, partial(self._read, number))
+            entry.path: Leaf(entry, partial(self._read, number))
             for number, entry in enumerate(self.manifest.leaves)
         }
 

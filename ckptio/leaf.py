@@ -41,9 +41,8 @@ class Leaf:
     array([3, 5])
     """
 
-    def __init__(self, entry: LeafEntry, number: int, read: ReadBox) -> None:
+    def __init__(self, entry: LeafEntry, read: ReadBox) -> None:
         self._entry = entry
-        self._number = number
         self._read = read
 
     @property

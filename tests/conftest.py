@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from uuid import uuid4
 
 import pytest
@@ -47,6 +48,7 @@ def place(request, tmp_path):
     scheme, _, driver = request.param.partition("+")
     found = request.getfixturevalue(f"{scheme}_store").place(name)
     if driver:
-        pytest.importorskip(f"ckptio_{driver}", reason="the plugin is not installed")
+        if find_spec(f"ckptio_{driver}") is None:
+            unavailable(ServerUnavailableError(f"the plugin ckptio-{driver} is not installed"))
         return Place(found.uri.replace("://", f"+{driver}://", 1), found.storage_options)
     return found
