@@ -21,7 +21,7 @@ class _Options:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise InvalidOptionError(f"{field.name} must be positive, not {value!r}")
         if getattr(self, "at_exit", "finish") not in ("finish", "abandon"):
             raise InvalidOptionError(f"at_exit is 'finish' or 'abandon', not {self.at_exit!r}")  # type: ignore[attr-defined]  # of one subclass
@@ -66,6 +66,11 @@ class RestoreOptions(_Options):
         Seconds for the whole operation.
     read_size : int, optional
         Bytes of one read at the most; by default what the backend asks for.
+    share_reads : bool
+        Where several processes need the same bytes of an array, let each read a part, and the
+        devices exchange the parts. All processes must then restore together, the same leaves.
+        Worth it where the store is slower than the devices' interconnect.
     """
 
     read_size: int | None = None
+    share_reads: bool = False

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptio import arrays, hooks
+from ckptio import arrays, hooks, shared_reads
 from ckptio.boxes import Box
 from ckptio.checkpoint import Checkpoint
 from ckptio.checkpoint import open as open_checkpoint
 from ckptio.dtypes import Units
 from ckptio.leaf import Leaf, present
 from ckptio.manifest import LeafEntry
+from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
+from ckptio.processes import SingleProcess, current
 from ckptio.progress import track
+from ckptio.rendezvous import Rendezvous
 from ckptio.restore_plan import Want
 from ckptio.source import BoxReader
 from ckptio.target import Output, resolve
@@ -100,7 +103,7 @@ def restore(
     verify : bool
         Check every byte read against its checksum.
     options : RestoreOptions, optional
-        Memory, concurrency, deadline.
+        Memory, concurrency, deadline, shared reads.
     storage_options : mapping, optional
         For the driver, in fsspec's own spelling.
     progress : bool
@@ -114,6 +117,8 @@ def restore(
         If target and checkpoint differ; it lists every difference, and nothing was read.
     CorruptionError
         If stored bytes are not what was saved; the message names object, bytes and leaf.
+    ProcessFailedError, DeadlineExceededError
+        With `RestoreOptions.share_reads`, if another process failed or did not come.
 
     Examples
     --------
@@ -125,7 +130,11 @@ def restore(
     {'step': 7}
     """
     began = time.monotonic()
-    with open_checkpoint(uri, storage_options=storage_options) as checkpoint:
+    options = options or RestoreOptions()
+    operation = Operation(f"restoring {os.fspath(uri)}", options.deadline)
+    meeting = Rendezvous(current() if options.share_reads else SingleProcess(), operation)
+    with meeting.phase("read"), open_checkpoint(uri, storage_options=storage_options) as checkpoint:
+        entries = checkpoint.manifest.leaves
         target = resolve(
             checkpoint.manifest,
             [*checkpoint.leaves.values()],
@@ -136,12 +145,19 @@ def restore(
             cast=cast,
             where=checkpoint.uri,
         )
-        reader = checkpoint.reader(options or RestoreOptions(), verify=verify)
-        restored = _read(reader, checkpoint, target.outputs, progress)
-        result = target.build(restored)
-        report = RestoreReport(
-            checkpoint.uri, checkpoint.bytes_read, len(restored), time.monotonic() - began
+        plan = (
+            shared_reads.finer(target.outputs, entries) if options.share_reads else target.outputs
         )
+        reader = checkpoint.reader(options, verify=verify)
+        restored = _read(reader, checkpoint, plan, progress)
+    if options.share_reads:
+        shared_reads.agree(meeting, shared_reads.describe(target.outputs, plan, entries))
+        restored = shared_reads.exchange(target.outputs, plan, restored)
+    meeting.close()
+    result = target.build(restored)
+    report = RestoreReport(
+        checkpoint.uri, checkpoint.bytes_read, len(restored), time.monotonic() - began
+    )
     _log.info("%s", report)
     hooks.notify("ckptio_restore_finished", uri=report.uri, report=report)
     return result

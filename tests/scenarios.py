@@ -106,6 +106,61 @@ def restore(uri, storage_options=None, verify=True):
     }
 
 
+def shared_values():
+    """Leaves of which several processes need the same bytes; the odd one no mesh divides."""
+    rng = np.random.default_rng(5)
+    return {
+        "replicated": rng.standard_normal((1536, 2048), np.float32),
+        "partly": rng.standard_normal((2048, 1536)).astype(jax.numpy.bfloat16),
+        "columns": rng.integers(-9, 9, (3, 1 << 20), np.int16),
+        "odd": rng.standard_normal((1_250_003,), np.float32),
+        "small": rng.standard_normal((7, 5), np.float32),
+    }
+
+
+def shared_shardings():
+    """Over processes and their devices, each leaf is replicated at least in part."""
+    pairs = mesh("xy")  # x goes over processes, y over the devices of each
+    specs = {"replicated": P(), "partly": P("y"), "columns": P(None, "y"), "odd": P(), "small": P()}
+    return {name: NamedSharding(pairs, spec) for name, spec in specs.items()}
+
+
+def restore_sharing(uri, storage_options=None, verify=True, who=None, how=None, deadline=30):
+    """Restore what is replicated; in one process something may go wrong."""
+    values, shardings = shared_values(), shared_shardings()
+    like = {
+        name: jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=shardings[name])
+        for name, value in values.items()
+    }
+
+    def strike(call):
+        if jax.process_index() != who or not call.key.startswith("data/"):
+            return
+        if how == "raise" and call.method == "read_into":
+            raise ckptio.CorruptionError(f"{call.key} is damaged, says the test")
+        if how == "kill" and call.method == "read_into":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if jax.process_index() == who and how == "other":
+        like["replicated"] = jax.ShapeDtypeStruct(
+            (1536, 2048), np.float32, sharding=NamedSharding(mesh("xy"), P("y"))
+        )
+    wrap = Wrap(strike)
+    ckptio.plugin_manager().register(wrap)
+    back = ckptio.restore(
+        uri, like=like, storage_options=storage_options, verify=verify,
+        options=ckptio.RestoreOptions(share_reads=True, deadline=deadline),
+    )  # fmt: skip
+    reads = [c.nbytes for c in wrap.opened[0].calls if c.method == "read_into"]
+    for name, array in back.items():
+        if array.sharding != shardings[name]:
+            return {"error": "sharding", "message": f"{name} {array.sharding}"}
+        for shard in array.addressable_shards:
+            if np.asarray(shard.data).tobytes() != values[name][shard.index].tobytes():
+                return {"error": "content", "message": name}
+    return {"read": sum(reads)}
+
+
 def save_and_restore(uri, **arguments):
     """Both, in one program, several times."""
     for step in range(1, 4):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 from uuid import uuid4
 
 import numpy as np
@@ -11,6 +13,7 @@ import scenarios
 from places import Place
 
 import ckptio
+from ckptio.manifest import BLOCK
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -60,6 +63,53 @@ def test_each_process_reads_only_its_own_boxes(tmp_path):
     for each in found:
         # And what lies between two wanted ranges, where reading it is cheaper than skipping.
         assert wanted <= each["read"] < wanted + 3 * (64 << 10)
+
+
+@pytest.mark.parametrize(("count", "verify"), [(2, True), (2, False), (4, False)])
+def test_what_several_processes_need_is_read_once_and_exchanged(tmp_path, count, verify):
+    check_shared_reads(Place(str(tmp_path / "c")), count, verify)
+
+
+def test_reads_are_shared_on_an_object_store_too(s3_store):
+    check_shared_reads(s3_store.place(uuid4().hex), 2, verify=False)
+
+
+def check_shared_reads(place, count, verify):
+    values = scenarios.shared_values()
+    ckptio.save(**place.to, tree=values)
+    found = results(processes.run("restore_sharing", count, verify=verify, **place.to))
+    # The odd one cannot be divided, and the small one is not worth it.
+    alone = values["odd"].nbytes + values["small"].nbytes
+    shared = sum(value.nbytes for value in values.values()) - alone
+    with ckptio.open_backend(place.uri, place.storage_options) as backend:
+        gap = backend.limits.read_gap
+    # What is verified is read in whole blocks, so at either end of a part there may be one more;
+    # and small gaps between two rows' parts are read rather than skipped.
+    more = (2 * BLOCK if verify else gap) * len(values)
+    for each in found:
+        assert alone <= each["read"] <= alone + shared / count + more
+    if gap < BLOCK and not verify:
+        assert sum(each["read"] for each in found) < count * alone + shared + count * more
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("raise", "process 1 failed: CorruptionError"),
+        ("kill", "process 1 did not finish"),
+        ("other", "process 1 restores replicated float32 from .* all must restore the same"),
+    ],
+)
+def test_a_failure_while_sharing_reads_reaches_every_process(tmp_path, how, message):
+    ckptio.save(tmp_path / "c", scenarios.shared_values())
+    outcomes = processes.run(
+        "restore_sharing", 2, uri=str(tmp_path / "c"), who=1, how=how, deadline=6
+    )
+    assert re.search(message, outcomes[0].result["message"]), outcomes[0]
+    if how == "kill":
+        assert outcomes[1].code == -signal.SIGKILL
+    else:
+        assert outcomes[1].result["error"] in ("CorruptionError", "MismatchError")
 
 
 def test_background_saves_and_many_of_them(shared):

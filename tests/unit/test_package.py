@@ -26,7 +26,7 @@ ORDER = [
     "operation", "retry", "transfer", "save_plan", "restore_plan", "leaves", "writer", "reader",
     "source", "uploading",
     "commit", "processes", "rendezvous", "attempt", "pending", "saving", "leaf", "checkpoint",
-    "target", "restoring", "copying", "rewriting", "export", "converting",
+    "target", "shared_reads", "restoring", "copying", "rewriting", "export", "converting",
     "keep", "every", "metrics", "steps", "agreement", "stateful",
     "housekeeping", "preemption", "run_reader", "manager",
 ]  # fmt: skip
