@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +24,13 @@ if TYPE_CHECKING:
     import jax
     from jax.sharding import Sharding
 
-__all__ = ["ArrayView", "Layout", "assemble", "empty", "is_jax_array", "layout", "local_boxes"]
+__all__ = [
+    "ArrayView", "Layout", "assemble", "empty", "goes_whole", "is_jax_array", "keys", "layout",
+    "local_boxes", "put",
+]  # fmt: skip
 
 SMALL = 64 << 10
-"""Arrays of up to this many bytes are fetched from their devices whole, not by shard."""
+"""Arrays of up to this many bytes go from and to their devices whole, not by shard."""
 
 LARGE = 1 << 20
 """From this many bytes on, an array gets pages of its own."""
@@ -109,8 +113,8 @@ class ArrayView:
         # good. So the caller's thread does it, and later ones touch only what is kept here.
         self._fetching = threading.Lock()
         if array.is_fully_addressable and array.nbytes <= SMALL:
-            # JAX puts a small array together faster than we look at its shards one by one.
-            self._held: dict[Box, Any] = {Box.whole(self.shape): np.asarray(array)}
+            # Cheaper than to look at its shards one by one, later.
+            self._held: dict[Box, Any] = {Box.whole(self.shape): _fetched(array)}
         else:
             # Replicas on several devices have the same box: one of them is enough.
             self._held = {
@@ -136,16 +140,7 @@ class ArrayView:
 
     def sharding(self) -> ShardingInfo | None:
         """Return how the array is sharded, if by name over a mesh of several devices."""
-        import jax
-
-        sharding = self._array.sharding
-        if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.size == 1:
-            return None
-        spec = tuple(
-            () if not isinstance(axes, str | tuple) else (axes,) if isinstance(axes, str) else axes
-            for axes in sharding.spec
-        )
-        return ShardingInfo({str(k): int(v) for k, v in sharding.mesh.shape.items()}, spec)
+        return _info(self._array.sharding)
 
     def read(self, box: Box) -> Pieces:
         """Return what this process's shards hold of a box; on CPU devices as views."""
@@ -153,13 +148,51 @@ class ArrayView:
             return [
                 (held, np.asarray(data))
                 for held, data in self._held.items()
-                if intersect(held, box) is not None
+                if held == box or intersect(held, box) is not None
             ]
+
+
+def _fetched(array: jax.Array) -> npt.NDArray[Any]:
+    """Return a small array from its devices: what `numpy.asarray` does, in half the time."""
+    shape = array.shape
+    places = _places(array.sharding, shape)
+    if len(places) == 1:
+        return np.asarray(array)  # replicas: a view of one
+    whole = np.empty(shape, array.dtype)
+    for i, device, index in places:
+        data = array.addressable_data(i)
+        if data.device != device:
+            return np.asarray(array)
+        whole[index] = data
+    return whole
+
+
+@lru_cache(maxsize=4096)
+def _places(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, Any, Index], ...]:
+    """Return the distinct shards of an array here: number, device, and which part it is."""
+    found: dict[Box, tuple[int, Any, Index]] = {}
+    indices: Mapping[Any, Index] = sharding.addressable_devices_indices_map(shape)  # type: ignore[assignment]  # jaxlib's device has no annotations
+    for i, (device, index) in enumerate(indices.items()):
+        found.setdefault(_box(index, shape), (i, device, index))
+    return tuple(found.values())
 
 
 def _box(index: Index, shape: Sequence[int]) -> Box:
     bounds = [s.indices(n)[:2] for s, n in zip(index, shape, strict=True)]
     return Box(tuple(a for a, _ in bounds), tuple(b - a for a, b in bounds))
+
+
+@lru_cache(maxsize=4096)
+def _info(sharding: Sharding) -> ShardingInfo | None:
+    import jax
+
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.size == 1:
+        return None
+    spec = tuple(
+        () if not isinstance(axes, str | tuple) else (axes,) if isinstance(axes, str) else axes
+        for axes in sharding.spec
+    )
+    return ShardingInfo({str(k): int(v) for k, v in sharding.mesh.shape.items()}, spec)
 
 
 @lru_cache(maxsize=4096)
@@ -191,6 +224,11 @@ def held(shards: Iterable[tuple[Box, int]]) -> Layout:
     return tuple(sorted((box, found) for found, boxes in groups.items() for box in merge(boxes)))
 
 
+def goes_whole(sharding: Sharding | None, nbytes: int) -> bool:
+    """Whether an array is put on its devices whole: a small one JAX divides faster than we do."""
+    return sharding is None or (nbytes <= SMALL and sharding.is_fully_addressable)
+
+
 @lru_cache(maxsize=4096)
 def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
     """Return the distinct boxes that this process's devices hold."""
@@ -200,7 +238,7 @@ def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return memory of any content that JAX's CPU devices can take over without a copy."""
-    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    size = prod(shape) * dtype.itemsize
     if size >= LARGE:
         return allocate(size).view(dtype).reshape(shape)
     raw = np.empty(size + 64, np.uint8)
@@ -211,36 +249,41 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 def assemble(
     shape: tuple[int, ...],
     dtype: np.dtype[Any],
-    sharding: Sharding | None,
+    sharding: Sharding,
     pieces: Mapping[Box, npt.NDArray[Any]],
-    implementation: str | None = None,
 ) -> jax.Array:
     """Make an array of host pieces, which are given away and never written to again.
 
     Parameters
     ----------
-    sharding : Sharding or None
-        Without one, the array goes to the default device.
     pieces : mapping
-        One array for each of `local_boxes`, or the whole.
-    implementation : str, optional
-        The generator of typed PRNG keys, whose data this is.
+        One array for each of `local_boxes`.
     """
     import jax
 
-    if sharding is None:
-        (piece,) = pieces.values()
-        array: jax.Array = jax.device_put(piece)
-    else:
+    def pick(index: Index | None) -> npt.NDArray[Any]:
+        return pieces[_box(index or (), shape)]
 
-        def pick(index: Index | None) -> npt.NDArray[Any]:
-            return pieces[_box(index or (), shape)]
+    return jax.make_array_from_callback(shape, sharding, pick, dtype=dtype)
 
-        array = jax.make_array_from_callback(shape, sharding, pick, dtype=dtype)
-    if implementation is not None:
-        keys: jax.Array = jax.random.wrap_key_data(array, impl=implementation)
-        return keys
-    return array
+
+def put(whole: Sequence[tuple[npt.NDArray[Any], Sharding | None]]) -> list[jax.Array]:
+    """Put whole arrays on their devices, or the default one, in one go; they are given away."""
+    import jax
+
+    free = jax.device_put([array for array, sharding in whole if sharding is None])
+    bound = [(array, sharding) for array, sharding in whole if sharding is not None]
+    placed = jax.device_put([array for array, _ in bound], [sharding for _, sharding in bound])
+    sources = {True: iter(free), False: iter(placed)}
+    return [next(sources[sharding is None]) for _, sharding in whole]
+
+
+def keys(data: jax.Array, implementation: str) -> jax.Array:
+    """Return the typed PRNG keys of a generator whose data this is."""
+    import jax
+
+    wrapped: jax.Array = jax.random.wrap_key_data(data, impl=implementation)
+    return wrapped
 
 
 def canonical(dtype: np.dtype[Any]) -> np.dtype[Any] | None:

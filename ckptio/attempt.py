@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import xxhash
 
-from ckptio import commit, hooks, tree
+from ckptio import collector, commit, hooks, tree
 from ckptio.arrays import ArrayView
 from ckptio.backend import Backend, ObjectInfo
 from ckptio.chunk_table import ChunkTable, ObjectEntry
@@ -73,7 +73,8 @@ def prepare(pytree: object, metadata: Mapping[str, Any] | None) -> Prepared:
             raise ValueError("it does not come back from JSON as it went in")
     except (TypeError, ValueError) as error:
         raise InvalidOptionError(f"metadata must be what JSON can hold: {error}") from error
-    return Prepared(structure, describe(named), checked)
+    with collector.paused():
+        return Prepared(structure, describe(named), checked)
 
 
 @dataclass
@@ -229,13 +230,14 @@ class Attempt:
     def _write(self) -> Part:
         """Write this process's objects, and its part if there are others."""
         plans = [leaf.plan for leaf in self.prepared.leaves]
-        self.objects = plan_objects(
-            plans,
-            assign(plans, self.index),
-            prefix=commit.data_prefix(self.id, self.index),
-            object_size=self.options.object_size,
-            metadata={"format": "ckptio", "attempt": self.id},
-        )
+        with collector.paused():
+            self.objects = plan_objects(
+                plans,
+                assign(plans, self.index),
+                prefix=commit.data_prefix(self.id, self.index),
+                object_size=self.options.object_size,
+                metadata={"format": "ckptio", "attempt": self.id},
+            )
         self.nbytes = sum(plan.size for plan in self.objects)
         checksums = self._transfer()
         part = Part(

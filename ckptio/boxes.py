@@ -6,7 +6,7 @@ Everything here counts elements, never bytes, and does no I/O.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -191,19 +191,19 @@ def spans(shape: Sequence[int], box: Box, gap: int) -> npt.NDArray[np.int64]:
     >>> spans((3, 10), Box((0, 2), (3, 4)), gap=6).tolist()
     [[2, 26]]
     """
-    strides = [*accumulate(reversed(shape[1:]), lambda a, b: a * b, initial=1)][::-1]
-    first = sum(a * stride for a, stride in zip(box.start, strides, strict=False))
-    length = 1
-    starts = np.array([first], np.int64)
-    merging = True
+    first, length, stride = 0, 1, 1
+    repeats: list[tuple[int, int]] = []
     # From the innermost axis outwards: rows that are close enough join into one longer run; from
     # the first axis where they are not, each index along an outer axis repeats what is there.
-    for n, stride in reversed([*zip(box.shape, strides, strict=False)]):
-        if n == 1:
-            continue
-        if merging and stride - length <= gap:
+    axes = zip(reversed(shape), reversed(box.start), reversed(box.shape), strict=True)
+    for extent, start, n in axes:
+        first += start * stride
+        if n > 1 and not repeats and stride - length <= gap:
             length += (n - 1) * stride
-        else:
-            merging = False
-            starts = (np.arange(n, dtype=np.int64)[:, None] * stride + starts).ravel()
+        elif n > 1:
+            repeats.append((n, stride))
+        stride *= extent
+    starts = np.array([first], np.int64)
+    for n, stride in repeats:
+        starts = (np.arange(n, dtype=np.int64)[:, None] * stride + starts).ravel()
     return np.stack([starts, starts + length], axis=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from math import prod
 from typing import Any
 
@@ -197,6 +197,7 @@ def parse(name: str) -> StoredDtype:
     raise ValueError(f"unknown dtype {name!r}")
 
 
+@lru_cache(maxsize=1024)
 def stored(dtype: np.dtype[Any]) -> StoredDtype:
     """Return how a NumPy dtype is stored; its byte order does not matter.
 

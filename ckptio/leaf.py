@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptio import values
+from ckptio import arrays, values
 from ckptio.arrays import ShardingInfo, empty
 from ckptio.boxes import Box
 from ckptio.errors import DriverUnavailableError, ManifestError, UnsupportedLeafError
@@ -164,10 +164,8 @@ def present(entry: LeafEntry, array: npt.NDArray[Any]) -> Any:
         If the array cannot be of the leaf's kind.
     """
     if entry.kind == "key":
-        from ckptio.arrays import assemble
-
-        whole = {Box.whole(array.shape): array}
-        return assemble(array.shape, array.dtype, None, whole, entry.implementation)
+        (data,) = arrays.put([(array, None)])
+        return arrays.keys(data, entry.implementation or "")
     try:
         return values.decode(entry.kind, array)
     except ValueError as error:

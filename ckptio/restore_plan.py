@@ -87,7 +87,7 @@ def plan_reads(
     for number, want in enumerate(wants):
         leaf = manifest.leaves[want.leaf]
         dtype, covered = leaf.stored, 0
-        for chunk, obj, offset, common in _meeting(manifest.chunks, want):
+        for chunk, obj, offset, common in _meeting(manifest.chunks, want, leaf.shape):
             covered += common.size
             piece = Piece(number, dtype, offset, chunk, want.box, common)
             for lo, hi in _byte_ranges(piece, max(gap, align)):
@@ -115,9 +115,15 @@ def plan_reads(
     )
 
 
-def _meeting(table: ChunkTable, want: Want) -> list[tuple[Box, int, int, Box]]:
+def _meeting(
+    table: ChunkTable, want: Want, shape: tuple[int, ...]
+) -> list[tuple[Box, int, int, Box]]:
     """Return the chunks that a wanted box meets, as (chunk, object, offset, common box)."""
     first, end = table.first[want.leaf], table.first[want.leaf + 1]
+    if end - first == 1 and want.box.size:
+        # A leaf's chunks make it up: this one is all of it.
+        at = int(table.objects[first]), int(table.offsets[first])
+        return [(Box.whole(shape), *at, want.box)]
     starts, shapes = table.boxes(want.leaf)
     rows = np.arange(end - first)
     if rows.size > 8:

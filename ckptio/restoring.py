@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
-from ckptio import arrays, hooks, shared_reads
+from ckptio import arrays, collector, hooks, shared_reads
 from ckptio.boxes import Box
 from ckptio.checkpoint import Checkpoint
 from ckptio.checkpoint import open as open_checkpoint
@@ -135,16 +134,17 @@ def restore(
     meeting = Rendezvous(current() if options.share_reads else SingleProcess(), operation)
     with meeting.phase("read"), open_checkpoint(uri, storage_options=storage_options) as checkpoint:
         entries = checkpoint.manifest.leaves
-        target = resolve(
-            checkpoint.manifest,
-            [*checkpoint.leaves.values()],
-            like,
-            only=only,
-            sharding=sharding,
-            strict=strict,
-            cast=cast,
-            where=checkpoint.uri,
-        )
+        with collector.paused():
+            target = resolve(
+                checkpoint.manifest,
+                [*checkpoint.leaves.values()],
+                like,
+                only=only,
+                sharding=sharding,
+                strict=strict,
+                cast=cast,
+                where=checkpoint.uri,
+            )
         plan = (
             shared_reads.finer(target.outputs, entries) if options.share_reads else target.outputs
         )
@@ -179,30 +179,33 @@ def _read(
             wants.append(Want(output.leaf, box))
             outs.append(units)
             owners.append(i)
-    reads = reader.plan(wants)
+    with collector.paused():
+        reads = reader.plan(wants)
     # Counted down as reads arrive, so that a leaf is handed on as soon as it is complete.
     feeds = [{owners[piece.want] for piece in read.pieces} for read in reads]
     number = {id(read): i for i, read in enumerate(reads)}
-    left = np.zeros(len(outputs), np.int64)
+    left = [0] * len(outputs)
     for fed in feeds:
-        left[[*fed]] += 1
+        for i in fed:
+            left[i] += 1
     restored: dict[int, Any] = {}
 
-    def finish(i: int) -> None:
-        output = outputs[i]
-        restored[output.leaf] = _finished(output, entries[output.leaf], pieces[i])
-        pieces[i] = {}
+    def finish(numbers: Sequence[int]) -> None:
+        complete = [(outputs[i], entries[outputs[i].leaf], pieces[i]) for i in numbers]
+        with collector.paused():
+            restored.update(_finished(complete))
+        for i in numbers:
+            pieces[i] = {}
 
-    for i in np.flatnonzero(left == 0).tolist():
-        finish(i)
+    finish([i for i, count in enumerate(left) if not count])
     reader.check_sizes({read.object for read in reads})
 
     def steps() -> Iterable[int]:
         for read in reader.run(reads, outs):
-            for i in feeds[number[id(read)]]:
+            fed = feeds[number[id(read)]]
+            for i in fed:
                 left[i] -= 1
-                if not left[i]:
-                    finish(i)
+            finish([i for i in fed if not left[i]])
             yield read.stop - read.start
 
     total = sum(read.stop - read.start for read in reads)
@@ -211,17 +214,38 @@ def _read(
     return restored
 
 
-def _finished(output: Output, entry: LeafEntry, pieces: Mapping[Box, Units]) -> Any:
-    """Return the value of a leaf whose bytes have all arrived."""
-    found: dict[Box, npt.NDArray[Any]] = {}
-    for box, units in pieces.items():
-        array = entry.stored.from_units(units)
-        found[box] = array if array.dtype == output.dtype else array.astype(output.dtype)
-    if output.kind == "jax" or (output.kind == "key" and output.sharding is not None):
-        return arrays.assemble(
-            entry.shape, output.dtype, output.sharding, found, entry.implementation
-        )
-    (array,) = found.values()
+_Complete = tuple[Output, LeafEntry, Mapping[Box, Units]]
+
+
+def _finished(complete: Sequence[_Complete]) -> dict[int, Any]:
+    """Return the values of leaves whose bytes have all arrived, by the leaves' numbers."""
+    found: dict[int, Any] = {}
+    whole: list[tuple[int, npt.NDArray[Any], Sharding | None]] = []
+    for output, entry, pieces in complete:
+        held = {box: _converted(output, entry, units) for box, units in pieces.items()}
+        if output.kind != "jax" and (output.kind != "key" or output.sharding is None):
+            (array,) = held.values()
+            found[output.leaf] = _on_host(output, entry, array)
+        elif output.sharding is None or arrays.goes_whole(output.sharding, entry.nbytes):
+            (array,) = held.values()
+            whole.append((output.leaf, array, output.sharding))
+        else:
+            found[output.leaf] = arrays.assemble(entry.shape, output.dtype, output.sharding, held)
+    placed = arrays.put([(array, sharding) for _, array, sharding in whole]) if whole else ()
+    found |= {leaf: array for (leaf, _, _), array in zip(whole, placed, strict=True)}
+    for output, entry, _ in complete:
+        if output.kind == "key" and output.sharding is not None and entry.implementation:
+            found[output.leaf] = arrays.keys(found[output.leaf], entry.implementation)
+    return found
+
+
+def _converted(output: Output, entry: LeafEntry, units: Units) -> npt.NDArray[Any]:
+    array = entry.stored.from_units(units)
+    return array if array.dtype == output.dtype else array.astype(output.dtype)
+
+
+def _on_host(output: Output, entry: LeafEntry, array: npt.NDArray[Any]) -> Any:
+    """Return the value of a leaf that stays on the host."""
     if output.kind == "numpy_scalar":
         return array[()]
     if output.kind in ("numpy", entry.kind):

@@ -281,6 +281,8 @@ def _placed(
     try:
         concrete = arrays.concrete(output.sharding)
         boxes = arrays.local_boxes(concrete, entry.shape)
+        if arrays.goes_whole(concrete, entry.nbytes):
+            boxes = (Box.whole(entry.shape),)
     except ValueError as error:
         text = " ".join(str(error).split())
         raise _DifferenceError(f"{list(entry.shape)} cannot be sharded so: {text}") from error
