@@ -288,3 +288,31 @@ def test_any_sharding_onto_any_other(data):
     assert back.sharding == after
     assert np.asarray(back).tobytes() == host.tobytes()
     assert ckptio.restore("memory://reshard/x")["w"].tobytes() == host.tobytes()
+
+
+@given(
+    order=st.permutations(range(8)),
+    spec=st.sampled_from(SPECS),
+    dtype=st.sampled_from([np.float32, jnp.bfloat16, jnp.int4, np.bool_]),
+    onto=st.sampled_from(SPECS),
+)
+@settings(max_examples=25, deadline=None)
+def test_small_arrays_go_whole_whatever_the_order_of_their_devices(order, spec, dtype, onto):
+    devices = np.array(jax.devices())[list(order)].reshape(4, 2)
+    one = jax.sharding.Mesh(devices, ("x", "y"))
+    other = jax.sharding.Mesh(devices.T.reshape(4, 2)[::-1], ("x", "y"))
+    host = (counted((8, 16)) % 5).astype(dtype)
+    shards = [
+        jax.device_put(host[index], device)
+        for device, index in NamedSharding(one, spec).devices_indices_map(host.shape).items()
+    ]
+    # Brought in another order than the sharding's: JAX sorts them.
+    array = jax.make_array_from_single_device_arrays(
+        host.shape, NamedSharding(one, spec), shards[::-1]
+    )
+    ckptio.save("memory://small/whole", {"w": array, "key": jax.random.key(3)}, overwrite=True)
+    back = ckptio.restore("memory://small/whole", sharding=NamedSharding(other, onto))
+    assert back["w"].sharding == NamedSharding(other, onto)
+    for shard in back["w"].addressable_shards:
+        assert np.asarray(shard.data).tobytes() == host[shard.index].tobytes()
+    assert jax.random.key_data(back["key"]).tolist() == [0, 3]
