@@ -13,7 +13,8 @@ import fsspec.asyn
 import pytest
 from adlfs import AzureBlobFileSystem
 from azure.core.credentials import AccessToken
-from servers.azurite import azurite
+from azure.storage.blob import ContainerClient
+from servers.azurite import AzureServer, azurite
 from servers.process import ServerUnavailableError, unavailable
 
 import ckptio
@@ -47,6 +48,36 @@ class TestAzure(BackendContract):
     @pytest.fixture
     def backend(self, backend):
         return backend
+
+    def raw_put(self, backend, key, data):
+        self.server.raw_put(backend.describe(key), data)
+
+    def raw_get(self, backend, key):
+        return self.server.raw_get(backend.describe(key))
+
+
+REAL_URI = os.environ.get("CKPTIO_TEST_AZURE_URI", "").rstrip("/")
+REAL_ACCOUNT = os.environ.get("AZURE_STORAGE_CONNECTION_STRING", "")
+
+
+@pytest.mark.skipif(
+    not (REAL_URI and REAL_ACCOUNT),
+    reason="CKPTIO_TEST_AZURE_URI and AZURE_STORAGE_CONNECTION_STRING name no scratch prefix",
+)
+class TestRealService(BackendContract):
+    """With the account of the environment; a prefix of its own, deleted afterwards."""
+
+    @pytest.fixture
+    def backend(self):
+        container = REAL_URI.removeprefix("az://").partition("/")[0]
+        uri = f"{REAL_URI}/{uuid4().hex}"
+        with (
+            ContainerClient.from_connection_string(REAL_ACCOUNT, container) as client,
+            ckptio.open_backend(uri) as backend,
+        ):
+            self.server = AzureServer(0, client)
+            yield backend
+            backend.delete([info.key for info in backend.list()])
 
     def raw_put(self, backend, key, data):
         self.server.raw_put(backend.describe(key), data)
