@@ -109,7 +109,8 @@ def _finer(sharding: Sharding, shape: tuple[int, ...]) -> Sharding:
 
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return sharding
-    if sharding.memory_kind not in (None, "device"):
+    device = sharding.mesh.devices.flat[0]
+    if sharding.memory_kind not in (None, device.default_memory().kind):
         return sharding  # the exchange is between devices' own memories
     spec = [*sharding.spec, *[None] * (len(shape) - len(sharding.spec))]
     if not all(axes is None or isinstance(axes, str | tuple) for axes in spec):
