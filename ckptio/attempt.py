@@ -22,7 +22,6 @@ from ckptio.arrays import ArrayView
 from ckptio.backend import Backend, ObjectInfo
 from ckptio.chunk_table import ChunkTable, ObjectEntry
 from ckptio.errors import (
-    AlreadyExistsError,
     CkptioError,
     DeadlineExceededError,
     InvalidOptionError,
@@ -142,12 +141,7 @@ class Attempt:
 
     def _decide(self, overwrite: bool) -> str:
         """In process 0: look what is there, and choose the attempt's id."""
-        self.replaces = commit.find(self.backend)
-        if self.replaces is not None and not overwrite:
-            raise AlreadyExistsError(
-                f"there already is a checkpoint at {self.backend.uri}: pass overwrite=True to "
-                "replace it"
-            )
+        self.replaces = commit.to_replace(self.backend, overwrite=overwrite)
         plan = {"attempt": commit.new_attempt()}
         if self.rendezvous.group.count > 1:
             table = self.prepared.table()

@@ -18,7 +18,12 @@ from ckptio import commit, hooks, tree
 from ckptio.arrays import empty
 from ckptio.backend import Backend
 from ckptio.boxes import Box
-from ckptio.errors import LeafNotFoundError, NotFoundError, UnsupportedFormatError
+from ckptio.errors import (
+    InvalidKeyError,
+    LeafNotFoundError,
+    NotFoundError,
+    UnsupportedFormatError,
+)
 from ckptio.leaf import Leaf
 from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
@@ -221,6 +226,8 @@ def _found(backend: Backend) -> Source:
         if (source := formats.recognise(backend, retrying)) is None:
             raise
         return source
+    except InvalidKeyError as error:
+        raise NotFoundError(f"there is no checkpoint at {backend.uri}: it is a file") from error
 
 
 @contextmanager
@@ -234,9 +241,19 @@ def _connected(
 def exists(
     uri: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
 ) -> bool:
-    """Whether there is a committed checkpoint; never served from a cache."""
+    """Whether there is a committed checkpoint of ckptio's own; never served from a cache.
+
+    That is what `save` would refuse to overwrite and `delete` deletes. Another program's checkpoint
+    is none of ckptio's: whether there is one that can be read, `open` tells.
+
+    Examples
+    --------
+    >>> import ckptio
+    >>> ckptio.exists("memory://doc/never-saved")
+    False
+    """
     with _connected("looking for", uri, storage_options) as backend:
-        return commit.find(backend) is not None
+        return commit.is_there(backend)
 
 
 def delete(
@@ -244,8 +261,8 @@ def delete(
 ) -> None:
     """Delete a checkpoint, its manifest first, so that half of it is never seen.
 
-    What is not ckptio's own below the URI stays, and so does the data of uncommitted attempts,
-    one of which may be at work: see `collect_garbage`.
+    What is not ckptio's own below the URI stays, another program's checkpoint too. So does the data
+    of uncommitted attempts, one of which may be at work: see `collect_garbage`.
 
     Raises
     ------

@@ -17,6 +17,8 @@ from ckptio.backend import Backend, ObjectInfo
 from ckptio.errors import (
     AlreadyExistsError,
     CkptioError,
+    CorruptionError,
+    InvalidKeyError,
     NotFoundError,
     PermissionDeniedError,
     PreconditionFailedError,
@@ -30,10 +32,12 @@ __all__ = [
     "data_prefix",
     "discard",
     "find",
+    "is_there",
     "load",
     "new_attempt",
     "publish",
     "remove",
+    "to_replace",
 ]
 
 _log = logging.getLogger("ckptio")
@@ -73,6 +77,41 @@ def find(backend: Backend) -> ObjectInfo | None:
         return backend.head(MANIFEST)
     except NotFoundError:
         return None
+
+
+def is_there(backend: Backend) -> bool:
+    """Whether there is a checkpoint of ckptio's own, be it damaged."""
+    beginning = bytearray(len(manifests.BEGINNING))
+    try:
+        backend.read_into(MANIFEST, 0, memoryview(beginning))
+    except (NotFoundError, InvalidKeyError):  # a file in the place of a directory is one of these
+        return False
+    except CorruptionError:  # it is shorter
+        return True
+    return beginning == manifests.BEGINNING or not manifests.is_foreign(backend.read(MANIFEST))
+
+
+def to_replace(backend: Backend, *, overwrite: bool) -> ObjectInfo | None:
+    """Return the manifest that a new checkpoint will replace; None if there is none.
+
+    Raises
+    ------
+    AlreadyExistsError
+        If there is one that may not be replaced: without `overwrite`, or another program's.
+    """
+    found = find(backend)
+    if found is None:
+        return None
+    if not is_there(backend):
+        raise AlreadyExistsError(
+            f"{backend.describe(MANIFEST)} is another program's, and is not overwritten: save to "
+            "another place, or move it away"
+        )
+    if not overwrite:
+        raise AlreadyExistsError(
+            f"there already is a checkpoint at {backend.uri}: pass overwrite=True to replace it"
+        )
+    return found
 
 
 def load(backend: Backend) -> Manifest:
@@ -148,7 +187,7 @@ def remove(backend: Backend) -> None:
     NotFoundError
         If there is no checkpoint.
     """
-    if find(backend) is None:
+    if not is_there(backend):
         raise NotFoundError(f"there is no checkpoint at {backend.uri}")
     attempt = attempt_at(backend)
     backend.delete([MANIFEST])

@@ -29,7 +29,7 @@ from ckptio.retry import RetryingBackend
 from ckptio.rewriting import Rewriter
 from ckptio.save_plan import ChunkPlan, LeafPlan, ObjectPlan, plan_objects
 from ckptio.saving import SaveReport
-from ckptio.units import format_bytes
+from ckptio.units import format_bytes, format_pace
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -62,11 +62,10 @@ class ConvertReport:
     seconds: float
 
     def __str__(self) -> str:
-        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
         return (
             f"wrote {format_bytes(self.nbytes)}, {self.leaves:,} leaves, {self.objects:,} "
-            f"object{'s' * (self.objects != 1)} to {self.uri} in {self.seconds:.2f} s "
-            f"({rate:.2f} GB/s)"
+            f"object{'s' * (self.objects != 1)} to {self.uri} in "
+            f"{format_pace(self.nbytes, self.seconds)}"
         )
 
 
@@ -234,11 +233,7 @@ def _to_checkpoint(
     options: SaveOptions,
     overwrite: bool,
 ) -> Sequence[ObjectPlan]:
-    replaces = commit.find(backend)
-    if replaces is not None and not overwrite:
-        raise AlreadyExistsError(
-            f"there already is a checkpoint at {backend.uri}: pass overwrite=True to replace it"
-        )
+    replaces = commit.to_replace(backend, overwrite=overwrite)
     attempt = commit.new_attempt()
     began = time.monotonic()
     hooks.notify("ckptio_save_started", uri=backend.uri, attempt=attempt)

@@ -2,6 +2,10 @@
 
 The copy has the same keys and the same attempt id: it is the same checkpoint. So what an earlier
 try left behind can be recognised, and is not copied again where its blocks are sound.
+
+What was written is committed only once it is known to have arrived as it was sent: because the
+store's etag is its MD5, as S3's mostly are, or else because it was read back. A connection without
+TLS protects nothing, and not every server compares the digest that a request was signed with.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from ckptio import commit, hooks
+from ckptio import commit, formats, hooks
 from ckptio import manifest as manifests
 from ckptio.backend import Backend, ObjectInfo
 from ckptio.errors import (
@@ -35,9 +39,10 @@ from ckptio.progress import track
 from ckptio.reader import read_size
 from ckptio.restore_plan import Read
 from ckptio.retry import RetryingBackend
+from ckptio.source import Source
 from ckptio.transfer import Transfer
-from ckptio.units import format_bytes
-from ckptio.uploading import ObjectUpload
+from ckptio.units import format_bytes, format_pace
+from ckptio.uploading import Etags, ObjectUpload
 from ckptio.writer import part_size
 
 __all__ = ["CopyReport", "copy"]
@@ -69,13 +74,16 @@ class CopyReport:
     seconds: float
 
     def __str__(self) -> str:
-        kept = f", {self.kept:,} were there already" if self.kept else ""
-        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
-        return (
-            f"copied {format_bytes(self.nbytes)}, {self.objects:,} "
-            f"object{'s' * (self.objects != 1)} to {self.uri} in {self.seconds:.2f} s "
-            f"({rate:.2f} GB/s){kept}"
-        )
+        kept = f"{_objects(self.kept)} there already, and sound" if self.kept else ""
+        if self.kept and not self.objects:
+            return f"nothing to copy to {self.uri}: {kept}"
+        what = f"{format_bytes(self.nbytes)}, {_objects(self.objects)} to {self.uri}"
+        pace = format_pace(self.nbytes, self.seconds)
+        return f"copied {what} in {pace}{kept and '; ' + kept}"
+
+
+def _objects(count: int) -> str:
+    return f"{count:,} object{'s' * (count != 1)}"
 
 
 def copy(
@@ -83,6 +91,7 @@ def copy(
     dst: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    read_back: bool = True,
     options: SaveOptions | None = None,
     src_storage_options: Mapping[str, Any] | None = None,
     dst_storage_options: Mapping[str, Any] | None = None,
@@ -90,10 +99,10 @@ def copy(
 ) -> CopyReport:
     """Copy a checkpoint; return once the copy exists and is durable.
 
-    Every block is compared with its checksum on the way. A copy that was interrupted leaves what
-    it wrote, and the next one to the same place goes on from there; what is never finished is
-    removed by `collect_garbage`. Copying once more what is there already checks it, and repairs
-    what is damaged.
+    Every block is compared with its checksum on the way, and what arrived before it is committed.
+    A copy that was interrupted leaves what it wrote, and the next one to the same place goes on
+    from there; what is never finished is removed by `collect_garbage`. Copying once more what is
+    there already checks it, and repairs what is damaged.
 
     Parameters
     ----------
@@ -101,6 +110,9 @@ def copy(
         From where, and to where.
     overwrite : bool
         Replace another checkpoint at `dst`; it stays whole until the copy is complete.
+    read_back : bool
+        Read what was written before it is committed, where the store's etag does not tell that it
+        arrived whole. Without it, the connection and the store are trusted.
     options : SaveOptions, optional
         Memory, concurrency, part size, deadline.
     src_storage_options, dst_storage_options : mapping, optional
@@ -115,7 +127,8 @@ def copy(
     AlreadyExistsError
         If there is another one at `dst`.
     CorruptionError
-        If a block is not what was saved; the copy does not come into being.
+        If a block is not what was saved, at the source or once it was written; the copy does not
+        come into being.
 
     Examples
     --------
@@ -127,6 +140,11 @@ def copy(
     """
     began = time.monotonic()
     options = options or SaveOptions()
+    if os.fspath(src).endswith(formats.SUFFIX) and (
+        file := formats.open_file(src, src_storage_options)
+    ):
+        file.close()
+        raise _foreign(file)
     with (
         hooks.open_backend(src, src_storage_options) as source,
         hooks.open_backend(dst, dst_storage_options) as target,
@@ -140,6 +158,7 @@ def copy(
             operation,
             options,
             overwrite=overwrite,
+            read_back=read_back,
             progress=progress,
             began=began,
         )
@@ -154,27 +173,28 @@ def _copy(
     options: SaveOptions,
     *,
     overwrite: bool,
+    read_back: bool,
     progress: bool,
     began: float,
 ) -> CopyReport:
     encoded, manifest = _load(source)
-    replaces = commit.find(target)
-    there = commit.attempt_at(target) if replaces is not None else None
-    if replaces is not None and there != manifest.attempt and not overwrite:
-        raise AlreadyExistsError(
-            f"there already is another checkpoint at {target.uri}: pass overwrite=True to "
-            "replace it"
-        )
+    there = commit.attempt_at(target)
+    replaces = commit.to_replace(target, overwrite=overwrite or there == manifest.attempt)
     transfer = Transfer(
         operation,
         concurrency=options.concurrency or target.limits.concurrency,
         memory=options.memory,
     )
     _check_source(source, manifest, transfer)
-    missing = _missing(target, manifest, transfer)
+    missing = _missing(target, manifest, transfer, show=progress)
+    etags = Etags()
     uploads = [
         ObjectUpload(
-            target, entry.key, entry.size, part_size(target.limits, options.part_size, entry.size)
+            target,
+            entry.key,
+            entry.size,
+            part_size(target.limits, options.part_size, entry.size),
+            etags,
         )
         for entry in (manifest.objects[number] for number in missing)
     ]
@@ -186,7 +206,7 @@ def _copy(
         for start in upload.starts
     )
     try:
-        for _ in track(transfer.run(tasks, size), total, "copying", show=progress):
+        for _ in track(transfer.run(tasks, size), total, "copying", show=progress and total > 0):
             pass
     except BaseException:
         # What is complete stays, for the next try; what is not can only be in the way.
@@ -196,6 +216,14 @@ def _copy(
             except CkptioError as error:
                 _log.warning("an upload was left behind at %s: %s", target.uri, error)
         raise
+    if read_back:
+        unknown = [n for n, u in zip(missing, uploads, strict=True) if not u.acknowledged]
+        if damaged := _damaged(target, manifest, unknown, transfer, "reading back", show=progress):
+            raise CorruptionError(
+                f"{target.describe(manifest.objects[min(damaged)].key)} is not what was sent: it "
+                "was damaged on its way there, or by the store; nothing was committed to the "
+                "destination (copy again: what is sound there is kept)"
+            )
     _publish(target, encoded, manifest, replaces, there)
     return CopyReport(
         target.uri,
@@ -209,17 +237,19 @@ def _copy(
 def _load(source: Backend) -> tuple[bytes, Manifest]:
     try:
         encoded = source.read(MANIFEST)
+        return encoded, manifests.decode(encoded, source.describe(MANIFEST))
     except NotFoundError as error:
-        from ckptio import formats
-
         if (found := formats.recognise(source, source)) is not None:
             found.release()
-            raise UnsupportedFormatError(
-                f"{source.uri} is in the {found.format} format: only ckptio's own checkpoints can "
-                "be copied as they are; ckptio.convert makes one of it"
-            ) from error
+            raise _foreign(found) from error
         raise NotFoundError(f"there is no checkpoint at {source.uri}") from error
-    return encoded, manifests.decode(encoded, source.describe(MANIFEST))
+
+
+def _foreign(found: Source) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"{found.uri} is in the {found.format} format: only ckptio's own checkpoints can be copied "
+        "as they are; ckptio.convert makes one of it"
+    )
 
 
 def _check_source(source: Backend, manifest: Manifest, transfer: Transfer) -> None:
@@ -238,42 +268,70 @@ def _check_source(source: Backend, manifest: Manifest, transfer: Transfer) -> No
         pass
 
 
-def _missing(target: Backend, manifest: Manifest, transfer: Transfer) -> Sequence[int]:
+def _missing(
+    target: Backend, manifest: Manifest, transfer: Transfer, *, show: bool
+) -> Sequence[int]:
     """Return the numbers of the objects that are not at the target yet, or not sound there."""
 
-    def has_its_size(number: int) -> tuple[int, bool]:
+    def with_its_size(number: int) -> int | None:
         entry = manifest.objects[number]
         try:
-            return number, target.head(entry.key).size == entry.size
+            return number if target.head(entry.key).size == entry.size else None
         except NotFoundError:
-            return number, False
+            return None
 
-    there = sorted(
-        n for n, same in transfer.map(has_its_size, range(len(manifest.objects))) if same
-    )
+    numbers = range(len(manifest.objects))
+    there = sorted(n for n in transfer.map(with_its_size, numbers) if n is not None)
+    damaged = _damaged(target, manifest, there, transfer, "checking", show=show)
+    sound = {*there} - damaged
+    return [number for number in numbers if number not in sound]
+
+
+def _damaged(
+    target: Backend,
+    manifest: Manifest,
+    numbers: Sequence[int],
+    transfer: Transfer,
+    label: str,
+    *,
+    show: bool,
+) -> set[int]:
+    """Read objects at the target; return the numbers of those that are not what was saved."""
+    if not numbers:
+        return set()
     step = read_size(target.limits, RestoreOptions())
-    tasks = (
-        partial(_is_sound, target, manifest, Read(number, start, min(start + step, size)))
-        for number in there
+    reads = [
+        Read(number, start, min(start + step, size))
+        for number in numbers
         for size in [manifest.objects[number].size]
         for start in range(0, size, step)
-    )
-    damaged = (
-        {number for number, sound in transfer.run(tasks, step) if not sound} if there else set()
-    )
-    sound = {*there} - damaged
-    return [number for number in range(len(manifest.objects)) if number not in sound]
+    ]
+    found = set()
+
+    def results() -> Iterator[int]:
+        for read, sound in transfer.run(
+            (partial(_is_sound, target, manifest, read) for read in reads), step
+        ):
+            if not sound:
+                found.add(read.object)
+            yield read.stop - read.start
+
+    total = sum(manifest.objects[number].size for number in numbers)
+    for _ in track(results(), total, label, show=show):
+        pass
+    return found
 
 
 def _is_sound(
     target: Backend, manifest: Manifest, read: Read, buffer: memoryview
-) -> tuple[int, bool]:
+) -> tuple[Read, bool]:
     data = buffer[: read.stop - read.start]
     try:
         target.read_into(manifest.objects[read.object].key, read.start, data)
     except (CorruptionError, NotFoundError):
-        return read.object, False
-    return read.object, not any(_damaged_blocks(manifest, read.object, read.start, data))
+        return read, False
+    blocks = _damaged_blocks(manifest, read.object, read.start, data)
+    return read, next(blocks, None) is None
 
 
 def _copy_part(
@@ -318,14 +376,20 @@ def _publish(
         return
     try:
         if replaces is None:
-            target.put(MANIFEST, encoded, mode="create")
+            info = target.put(MANIFEST, encoded, mode="create")
         else:
-            target.put(MANIFEST, encoded, if_match=replaces.etag)
+            info = target.put(MANIFEST, encoded, if_match=replaces.etag)
+        if target.read(MANIFEST) != encoded:
+            # Damaged on its way, like any object: but this one is seen already.
+            target.put(MANIFEST, encoded, if_match=info.etag)
     except (AlreadyExistsError, PreconditionFailedError) as error:
         # The answer to our own request may have been lost, and this be the answer to a retry.
         if commit.attempt_at(target) != manifest.attempt:
             raise AlreadyExistsError(
                 f"another checkpoint was saved to {target.uri} in the meantime; it was kept"
             ) from error
+    if target.read(MANIFEST) != encoded:
+        where = target.describe(MANIFEST)
+        raise CorruptionError(f"{where} is not what was sent, nor was it at the second try")
     if there is not None and there != manifest.attempt:
         commit.discard(target, there)

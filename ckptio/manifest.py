@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ckptio import dtypes, tree
+from ckptio import collector, dtypes, tree
 from ckptio.arrays import ShardingInfo
 from ckptio.backend import check_key
 from ckptio.chunk_table import (
@@ -34,7 +34,7 @@ from ckptio.chunk_table import (
 )
 from ckptio.columns import Column
 from ckptio.dtypes import StoredDtype
-from ckptio.errors import InvalidKeyError, ManifestError, UnsupportedFormatError
+from ckptio.errors import InvalidKeyError, ManifestError, NotFoundError, UnsupportedFormatError
 from ckptio.sealed import is_sealed, is_sound, seal
 from ckptio.values import ARRAY_KINDS, HOST_KINDS
 
@@ -46,9 +46,12 @@ __all__ = [
     "Manifest",
     "ObjectEntry",
     "decode",
+    "is_foreign",
 ]
 
 MANIFEST = "manifest.json"
+BEGINNING = b'{"format":"ckptio/'
+"""The first bytes of every manifest."""
 FORMAT = (1, 0)
 _KINDS = frozenset([*ARRAY_KINDS, *HOST_KINDS, "key"])
 _FORMAT = re.compile(rb'\A\{"format":"ckptio/(\d{1,6})\.(\d{1,6})"')
@@ -169,6 +172,8 @@ def decode(data: bytes, where: str) -> Manifest:
 
     Raises
     ------
+    NotFoundError
+        If it is another program's ``manifest.json``.
     ManifestError
         If its checksum does not match, or it says what cannot be.
     UnsupportedFormatError
@@ -182,11 +187,13 @@ def decode(data: bytes, where: str) -> Manifest:
             f"{where} has format {version[1].decode()}.{version[2].decode()}; this ckptio reads "
             f"formats up to {FORMAT[0]}.x: upgrade it"
         )
+    if not sound and is_foreign(data):
+        raise NotFoundError(f"there is no checkpoint: {where} is another program's")
     if not sound:
         raise ManifestError(f"{where} is damaged: its checksum does not match its content")
     try:
-        document = msgspec.json.decode(data, type=_Document)
-        return _checked(document)
+        with collector.paused():
+            return _checked(msgspec.json.decode(data, type=_Document))
     except (
         msgspec.MsgspecError,
         ValueError,
@@ -197,6 +204,21 @@ def decode(data: bytes, where: str) -> Manifest:
         InvalidKeyError,
     ) as error:
         raise ManifestError(f"{where} is not a valid manifest: {error}") from error
+
+
+def is_foreign(data: bytes) -> bool:
+    """Whether a ``manifest.json`` is another program's: a JSON object with nothing of ours in it.
+
+    One of ours that was damaged is none: no flipped, missing or overwritten bytes leave valid JSON
+    and take both the format from its beginning and the checksum from its end.
+    """
+    if is_sealed(data) or _FORMAT.match(data):
+        return False
+    try:
+        document = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return bool(document) and not str(document.get("format")).startswith("ckptio/")
 
 
 def _checked(document: _Document) -> Manifest:

@@ -26,7 +26,7 @@ from ckptio.rendezvous import Rendezvous
 from ckptio.restore_plan import Want
 from ckptio.source import BoxReader
 from ckptio.target import Output, resolve
-from ckptio.units import format_bytes
+from ckptio.units import format_bytes, format_pace
 
 if TYPE_CHECKING:
     from jax.sharding import Sharding
@@ -56,10 +56,9 @@ class RestoreReport:
     seconds: float
 
     def __str__(self) -> str:
-        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
         return (
             f"restored {self.leaves:,} leaves from {self.uri}, {format_bytes(self.nbytes)} read "
-            f"in {self.seconds:.2f} s ({rate:.2f} GB/s)"
+            f"in {format_pace(self.nbytes, self.seconds)}"
         )
 
 

@@ -15,7 +15,7 @@ from ckptio.operation import Operation
 from ckptio.options import SaveOptions
 from ckptio.pending import PendingSave, wait_for_others
 from ckptio.rendezvous import DEADLINE, Rendezvous
-from ckptio.units import format_bytes
+from ckptio.units import format_bytes, format_pace
 
 __all__ = ["SaveReport", "save", "save_async"]
 
@@ -47,11 +47,10 @@ class SaveReport:
     seconds: float
 
     def __str__(self) -> str:
-        rate = self.nbytes / self.seconds / 1e9 if self.seconds else 0.0
         return (
             f"saved {format_bytes(self.nbytes)}, {self.leaves:,} leaves, {self.objects:,} "
-            f"object{'s' * (self.objects != 1)} to {self.uri} in {self.seconds:.2f} s "
-            f"({rate:.2f} GB/s)"
+            f"object{'s' * (self.objects != 1)} to {self.uri} in "
+            f"{format_pace(self.nbytes, self.seconds)}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["format_bytes"]
+__all__ = ["format_bytes", "format_pace"]
 
 
 def format_bytes(count: float) -> str:
@@ -20,3 +20,14 @@ def format_bytes(count: float) -> str:
         if count < 999.5:
             return f"{count:.3g} {unit}"
     return f"{count / 1000:.3g} PB"
+
+
+def format_pace(nbytes: int, seconds: float) -> str:
+    """Return how long some bytes took, and how many that is in a second.
+
+    Examples
+    --------
+    >>> format_pace(1_894_000_000, 0.81)
+    '0.81 s (2.34 GB/s)'
+    """
+    return f"{seconds:.2f} s ({format_bytes(nbytes / max(seconds, 1e-9))}/s)"

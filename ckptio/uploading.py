@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 
-from ckptio.backend import Backend, Upload
+from ckptio.backend import Backend, ObjectInfo, Upload
 
-__all__ = ["ObjectUpload"]
+__all__ = ["Etags", "ObjectUpload"]
+
+
+class Etags:
+    """Whether a store's etags tell what it received: the MD5, or that of the parts' MD5s.
+
+    S3 gives such etags, unless the object is encrypted with a key of its own, and so do most
+    servers that speak its protocol. Elsewhere an etag is just a version: digests are computed only
+    until the first one turns out so.
+
+    Source: https://docs.aws.amazon.com/AmazonS3/latest/API/API_Object.html
+    """
+
+    def __init__(self) -> None:
+        self.promising = True
+
+    def acknowledge(self, info: ObjectInfo, digests: dict[int, bytes], parts: int) -> bool:
+        """Compare an object's etag with the digests of what was sent, by the parts' offsets."""
+        if len(digests) != parts:
+            return False
+        whole = b"".join(digest for _, digest in sorted(digests.items()))
+        composed = hashlib.md5(whole, usedforsecurity=False).hexdigest()
+        etag = info.etag.strip('"')
+        same = etag == f"{composed}-{parts}" or (parts == 1 and etag == whole.hex())
+        self.promising = self.promising and same
+        return same
 
 
 class ObjectUpload:
@@ -16,16 +42,33 @@ class ObjectUpload:
     ----------
     size, part_size : int
         In bytes.
+    etags : Etags, optional
+        Shared by all uploads to one store, where it is to be known what the store received.
+
+    Attributes
+    ----------
+    acknowledged : bool
+        Whether the store has said that it received what was sent.
     """
 
-    def __init__(self, backend: Backend, key: str, size: int, part_size: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        key: str,
+        size: int,
+        part_size: int,
+        etags: Etags | None = None,
+    ) -> None:
         self.key = key
         self.size = size
         self.part_size = part_size
+        self.acknowledged = False
         self._backend = backend
+        self._etags = etags
         self._single = size <= part_size and size <= backend.limits.max_put
         self._lock = threading.Lock()
         self._left = len(self.starts)
+        self._digests: dict[int, bytes] = {}
         self._upload: Upload | None = None
         self._completed = False
 
@@ -36,8 +79,12 @@ class ObjectUpload:
 
     def write(self, start: int, data: memoryview) -> None:
         """Write one part, and complete the object if it is the last one."""
+        if self._etags is not None and self._etags.promising:
+            digest = hashlib.md5(data, usedforsecurity=False).digest()
+            with self._lock:
+                self._digests[start] = digest
         if self._single:
-            self._backend.put(self.key, data)
+            self._written(self._backend.put(self.key, data))
             return
         with self._lock:
             if self._upload is None:
@@ -48,8 +95,13 @@ class ObjectUpload:
             self._left -= 1
             last = not self._left
         if last:
-            upload.complete()
-            self._completed = True
+            self._written(upload.complete())
+
+    def _written(self, info: ObjectInfo) -> None:
+        self._completed = True
+        if self._etags is not None:
+            parts = len(self.starts)
+            self.acknowledged = self._etags.acknowledge(info, self._digests, parts)
 
     def abort(self) -> None:
         """Give up an upload that was not completed."""

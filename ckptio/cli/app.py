@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from ckptio.cli.output import print_error
 from ckptio.errors import (
     CkptioError,
     CorruptionError,
@@ -86,8 +87,11 @@ def command(example: str) -> Callable[[F], F]:
             try:
                 return function(*args, **kwargs)
             except CkptioError as error:
-                typer.echo(f"ckptio: {error}", err=True)
+                print_error(_as_options(str(error)))
                 raise typer.Exit(_code(error)) from error
+            except typer.BadParameter as error:
+                print_error(error.message)
+                raise typer.Exit(2) from error
             except KeyboardInterrupt as error:
                 raise typer.Exit(130) from error
 
@@ -98,6 +102,22 @@ def command(example: str) -> Callable[[F], F]:
         return function
 
     return register
+
+
+_ARGUMENTS = {
+    "overwrite=True": "--overwrite",
+    "cast=True": "--cast",
+    "only=": "--only",
+    "anon=True": "-o anon=true",
+    "ckptio.convert": "ckptio convert",
+}
+
+
+def _as_options(message: str) -> str:
+    """Return a message of the library's in the command's terms."""
+    for argument, option in _ARGUMENTS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def _code(error: CkptioError) -> int:

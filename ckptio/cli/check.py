@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy.typing as npt
 import typer
 from rich.text import Text
 
@@ -13,8 +14,8 @@ from ckptio import tree
 from ckptio.checkpoint import Checkpoint
 from ckptio.checkpoint import open as open_checkpoint
 from ckptio.cli.app import NO, Json, Options, Uri, command, interactive, parse_options
-from ckptio.cli.output import console, print_json, table
-from ckptio.cli.selection import blocks
+from ckptio.cli.output import console, print_json, print_table
+from ckptio.cli.selection import blocks, read_whole
 from ckptio.cli.statistics import Difference
 from ckptio.errors import CorruptionError
 from ckptio.leaf import Leaf
@@ -23,8 +24,12 @@ from ckptio.progress import track
 from ckptio.transfer import Transfer
 from ckptio.units import format_bytes
 
-THREADS = 8
-"""Leaves compared at a time, each by blocks."""
+THREADS = 4
+"""Batches of leaves compared at a time."""
+BATCH = 16 << 20
+"""Bytes of small leaves that are read together, so that no block is read for each of them."""
+
+Array = npt.NDArray[Any]
 
 
 @command("ckptio verify s3://bucket/run/step-100")
@@ -112,7 +117,7 @@ def diff(
                 for path, leaf in left.items()
                 if path in right and leaf.shape == right[path].shape
             ]
-            rows += _values(left, right, same, atol, rtol)
+            rows += _values(one, other, same, atol, rtol)
         order = {path: i for i, path in enumerate([*left, *(p for p in right if p not in left)])}
         rows.sort(key=lambda row: order[row.path])
         shared = sum(path in right for path in left)
@@ -140,35 +145,65 @@ def _say(leaf: Leaf) -> str:
 
 
 def _values(
-    left: Mapping[str, Leaf], right: Mapping[str, Leaf], paths: list[str], atol: float, rtol: float
+    one: Checkpoint, other: Checkpoint, paths: Sequence[str], atol: float, rtol: float
 ) -> list[_Row]:
-    def compare(path: str) -> _Row | int:
-        difference = Difference()
-        leaf, other = left[path], right[path]
-        for block in blocks(leaf.shape, max(leaf.dtype.itemsize, other.dtype.itemsize)):
-            difference.add(leaf[block], other[block])
+    def row(path: str, difference: Difference) -> _Row | None:
         close = difference.absolute <= atol or difference.relative <= rtol
         # Without numbers there is no distance: 0 and 0, and what differs differs.
         measured = difference.absolute > 0
         if not difference.differing or (measured and close):
-            return leaf.nbytes
-        return _Row(path, "values", _say(leaf), _say(other), difference)
+            return None
+        return _Row(path, "values", _say(one[path]), _say(other[path]), difference)
+
+    def compare(batch: Sequence[str]) -> tuple[int, list[_Row]]:
+        found = []
+        for path, pairs in _read_pairs(one, other, batch):
+            difference = Difference()
+            for a, b in pairs:
+                difference.add(a, b)
+            found.append(row(path, difference))
+        return sum(one[path].nbytes for path in batch), [r for r in found if r is not None]
 
     transfer = Transfer(Operation("comparing"), concurrency=THREADS, memory=1)
-    rows = []
+    rows: list[_Row] = []
 
     def results() -> Iterator[int]:
-        for found in transfer.map(compare, paths):
-            if isinstance(found, _Row):
-                rows.append(found)
-                yield left[found.path].nbytes
-            else:
-                yield found
+        for nbytes, found in transfer.map(compare, _batches(one, other, paths)):
+            rows.extend(found)
+            yield nbytes
 
-    total = sum(left[path].nbytes for path in paths)
+    total = sum(one[path].nbytes for path in paths)
     for _ in track(results(), total, "comparing", show=interactive()):
         pass
     return rows
+
+
+def _batches(one: Checkpoint, other: Checkpoint, paths: Sequence[str]) -> list[list[str]]:
+    """Divide leaves into what is read together: large ones alone, small ones in company."""
+    batches: list[list[str]] = []
+    room = 0
+    for path in paths:
+        nbytes = max(one[path].nbytes, other[path].nbytes)
+        if nbytes > room:
+            batches.append([])
+            room = BATCH
+        batches[-1].append(path)
+        room -= nbytes
+    return batches
+
+
+def _read_pairs(
+    one: Checkpoint, other: Checkpoint, batch: Sequence[str]
+) -> Iterator[tuple[str, Iterable[tuple[Array, Array]]]]:
+    """Yield for each leaf what there is to compare, a block of both at a time."""
+    if len(batch) == 1:
+        (path,) = batch
+        left, right = one[path], other[path]
+        parts = blocks(left.shape, max(left.dtype.itemsize, right.dtype.itemsize))
+        yield path, ((left[part], right[part]) for part in parts)
+        return
+    for path, a, b in zip(batch, read_whole(one, batch), read_whole(other, batch), strict=True):
+        yield path, [(a, b)]
 
 
 def _print(
@@ -207,7 +242,7 @@ def _print(
         out.print(Text.assemble(("the same", "bold green"), f": {shared:,} leaves"))
         return
     columns = ["path", "what differs", "max abs", "max rel", "elements"]
-    out.print(table(columns, [_cells(row) for row in rows], right="max abs max rel elements"))
+    print_table(columns, [_cells(row) for row in rows], right=columns[2:])
     differ = len({row.path for row in rows})
     out.print(Text(f"{differ:,} of {differ + _same(rows, shared):,} leaves differ", style="dim"))
 
@@ -223,6 +258,8 @@ def _cells(row: _Row) -> tuple[str, ...]:
         return row.path, f"{row.kind}: {row.a} → {row.b}", "", "", ""
     found = row.difference
     count = f"{found.differing:,} of {found.count:,}"
+    if found.differing == found.count > 1:
+        count = f"all {found.count:,}"
     if not found.absolute:
         return row.path, "values", "", "", count
     return row.path, "values", f"{found.absolute:.3g}", f"{found.relative:.3g}", count

@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from ckptio import hooks, tree
+from ckptio import tree
 from ckptio.checkpoint import Checkpoint
 from ckptio.checkpoint import open as open_checkpoint
 from ckptio.cli.app import Json, Options, Uri, command, parse_options
-from ckptio.cli.output import console, print_json, printable, table
+from ckptio.cli.output import console, print_json, print_table, printable, printable_lines
 from ckptio.cli.selection import BLOCK, Index, blocks, parse_selection
 from ckptio.cli.statistics import Statistics, is_numeric
-from ckptio.errors import LeafNotFoundError, ManifestError, NotFoundError
+from ckptio.errors import LeafNotFoundError, NotFoundError
 from ckptio.leaf import Leaf
-from ckptio.manifest import MANIFEST, Manifest
-from ckptio.manifest import decode as decode_manifest
-from ckptio.operation import Operation
-from ckptio.retry import RetryingBackend
-from ckptio.transfer import Transfer
 from ckptio.units import format_bytes
 
 MANY = 1000
@@ -57,10 +52,12 @@ def ls(
     try:
         checkpoint = open_checkpoint(uri, storage_options=options)
     except NotFoundError:
-        steps = _steps(uri, options)
+        from ckptio.cli.steps import find_steps, print_steps
+
+        steps = find_steps(uri, options)
         if not steps:
             raise
-        _print_steps(uri, steps, as_json)
+        print_steps(uri, steps, as_json)
         return
     with checkpoint:
         pattern = tree.Pattern(globs or "**")
@@ -110,18 +107,23 @@ def _print_leaves(
         parts = leaf.path.split("/")
         deeper = depth is not None and len(parts) > depth
         groups.setdefault("/".join(parts[:depth]) + "/" * deeper, []).append(leaf)
-    rows = [_row(path, found) for path, found in groups.items()]
     if sort is Sort.size:
         sizes = {path: sum(leaf.nbytes for leaf in found) for path, found in groups.items()}
-        rows = [_row(path, groups[path]) for path in sorted(groups, key=lambda p: -sizes[p])]
-    out.print(table(["path", "dtype", "shape", "size", "sharding"], rows, right="size"))
+        groups = {path: groups[path] for path in sorted(groups, key=lambda p: -sizes[p])}
+    meshes = {tuple(leaf.sharding.mesh.items()) for leaf in leaves if leaf.sharding}
+    rows = [_row(path, found, len(meshes) > 1) for path, found in groups.items()]
+    print_table(["path", "dtype", "shape", "size", "sharding"], rows, right=["size"])
     shown = sum(leaf.nbytes for leaf in leaves)
     of_all = f" of {len(checkpoint):,}" if len(leaves) != len(checkpoint) else ""
     created = f"{checkpoint.created:%Y-%m-%d %H:%M} UTC"
     noun = "leaf" if len(leaves) == 1 and not of_all else "leaves"
     count = f"{len(leaves):,}{of_all} {noun}"
     summary = f"{count}, {format_bytes(shown)}; {checkpoint.format}, {created}"
-    out.print(Text(summary, style="dim"))
+    if len(meshes) == 1:
+        # Said once: nearly always it is the same for all.
+        (mesh,) = meshes
+        summary += f"; mesh {', '.join(f'{axis}={n}' for axis, n in mesh)}"
+    out.print(Text(printable(summary), style="dim"))
     if checkpoint.metadata:
         import json
 
@@ -130,7 +132,7 @@ def _print_leaves(
         out.print(Text(f"metadata: {printable(short)}", style="dim"))
 
 
-def _row(path: str, leaves: Sequence[Leaf]) -> tuple[str, ...]:
+def _row(path: str, leaves: Sequence[Leaf], with_mesh: bool) -> tuple[str, ...]:
     if path.endswith("/") and leaves[0].path != path:
         nbytes = sum(leaf.nbytes for leaf in leaves)
         dtypes = sorted({leaf.dtype_name for leaf in leaves})
@@ -144,79 +146,8 @@ def _row(path: str, leaves: Sequence[Leaf]) -> tuple[str, ...]:
     dtype = f"{leaf.dtype_name} keys" if leaf.kind == "key" else dtype
     shape = "×".join(map(str, leaf.shape)) if is_array else ""
     sharding = str(leaf.sharding) if leaf.sharding else ""
+    sharding = sharding if with_mesh else sharding.rpartition(" on ")[0]
     return leaf.path or "(the root)", dtype, shape, format_bytes(leaf.nbytes), sharding
-
-
-def _steps(uri: str, options: Mapping[str, Any]) -> list[tuple[str, Manifest | ManifestError]]:
-    """Return the checkpoints one level below, by name."""
-    with hooks.open_backend(uri, options) as opened:
-        operation = Operation(f"listing {opened.uri}")
-        backend = RetryingBackend(opened, operation)
-
-        def read(name: str) -> tuple[str, Manifest | ManifestError] | None:
-            key = f"{name}/{MANIFEST}"
-            try:
-                return name, decode_manifest(backend.read(key), backend.describe(key))
-            except NotFoundError:
-                return None
-            except ManifestError as error:
-                return name, error
-
-        transfer = Transfer(operation, concurrency=backend.limits.concurrency, memory=1)
-        names = [name[:-1] for name in backend.list_children() if name.endswith("/")]
-        found = [item for item in transfer.map(read, names) if item is not None]
-    return sorted(found, key=lambda item: _by_number(item[0]))
-
-
-def _by_number(name: str) -> tuple[str, int, str]:
-    """Sort ``step-9`` before ``step-10``."""
-    stem = name.rstrip("0123456789")
-    return stem, int(name[len(stem) :] or -1), name
-
-
-def _print_steps(
-    uri: str, steps: Sequence[tuple[str, Manifest | ManifestError]], as_json: bool
-) -> None:
-    if as_json:
-        print_json(
-            {
-                "uri": uri,
-                "checkpoints": [
-                    {"name": name, "error": str(found)}
-                    if isinstance(found, ManifestError)
-                    else {
-                        "name": name,
-                        "created": found.created.isoformat(),
-                        "leaves": len(found.leaves),
-                        "nbytes": found.nbytes,
-                        "metadata": dict(found.metadata),
-                    }
-                    for name, found in steps
-                ],
-            }
-        )
-        return
-    rows = [
-        (name, "", "", "", "damaged manifest")
-        if isinstance(found, ManifestError)
-        else (
-            name,
-            f"{found.created:%Y-%m-%d %H:%M}",
-            f"{len(found.leaves):,}",
-            format_bytes(found.nbytes),
-            ", ".join(f"{key}={_brief(value)}" for key, value in found.metadata.items())[:200],
-        )
-        for name, found in steps
-    ]
-    out = console()
-    out.print(
-        table(["name", "created (UTC)", "leaves", "size", "metadata"], rows, right="leaves size")
-    )
-    out.print(Text(f"{len(steps):,} checkpoint{'s' * (len(steps) != 1)}", style="dim"))
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @command("ckptio show s3://bucket/run/step-100 'params/w[0:4,:8]'")
@@ -256,13 +187,14 @@ def show(
         return
     out = console()
     head = f"{leaf.path}{'' if index is None else '[' + _say(index) + ']'}"
-    form = "×".join(map(str, shape)) or "no dimensions"
-    out.print(Text(f"{printable(head)}  {leaf.dtype_name}  {form}", style="bold"))
+    _, dtype, *_ = _row(leaf.path, [leaf], with_mesh=False)
+    form = "×".join(map(str, shape))
+    out.print(Text(f"{printable(head)}  {dtype}  {form}".rstrip(), style="bold"), soft_wrap=True)
     out.print(Text(_text_of(values, shape, out.width)))
-    if statistics:
-        out.print(
-            Text("  ".join(f"{key} {_number(value)}" for key, value in statistics.items()), "dim")
-        )
+    # Of one value alone they say nothing.
+    if statistics and shape:
+        for line in _lines(_worth_saying(statistics, leaf), out.width):
+            out.print(Text(line, "dim"))
 
 
 def _print_value(leaf: Leaf, facts: dict[str, Any], value: Any, as_json: bool) -> None:
@@ -308,11 +240,6 @@ def _text_of(values: Any, shape: tuple[int, ...], width: int) -> str:
         return printable_lines(str(values))
 
 
-def printable_lines(text: str) -> str:
-    """Return text without control characters, but with its lines."""
-    return "\n".join(printable(line) for line in text.split("\n"))
-
-
 def _say(index: Index | None) -> str:
     def say(item: Any) -> str:
         if item is Ellipsis:
@@ -327,5 +254,26 @@ def _say(index: Index | None) -> str:
     return "" if index is None else ",".join(map(say, index))
 
 
+def _worth_saying(statistics: Mapping[str, Any], leaf: Leaf) -> list[str]:
+    exact = leaf.dtype.kind in "biu" or leaf.dtype_name.lstrip("u").startswith("int")
+    return [
+        f"{key} {_number(value)}"
+        for key, value in statistics.items()
+        if not (exact and key in ("nan", "inf"))
+    ]
+
+
+def _lines(words: Sequence[str], width: int) -> Iterator[str]:
+    """Join words, none of them divided, to lines."""
+    line = ""
+    for word in words:
+        if line and len(line) + 2 + len(word) > width:
+            yield line
+            line = ""
+        line = f"{line}  {word}" if line else word
+    yield line
+
+
 def _number(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"
+    # Adding 0 makes 0 of -0.
+    return f"{value:,}" if isinstance(value, int) else f"{value + 0.0:.6g}"

@@ -47,6 +47,10 @@ def cp(
     src: Source,
     dst: Annotated[str, typer.Argument(metavar="DST", help="Where to; in any store.")],
     overwrite: Overwrite = False,
+    no_read_back: Annotated[
+        bool,
+        typer.Option("--no-read-back", help="Trust the connection and the store with DST."),
+    ] = False,
     src_option: SourceOptions = [],  # noqa: B006  # Typer reads it, nobody writes it
     dst_option: TargetOptions = [],  # noqa: B006  # as above
     as_json: Json = False,
@@ -58,6 +62,7 @@ def cp(
         src,
         dst,
         overwrite=overwrite,
+        read_back=not no_read_back,
         src_storage_options=parse_options(src_option),
         dst_storage_options=parse_options(dst_option),
         progress=interactive(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
@@ -14,8 +14,14 @@ from rich.text import Text
 from ckptio import hooks
 from ckptio.backend import Backend
 from ckptio.cli.app import NO, Json, Options, command, parse_options, parse_size
-from ckptio.cli.output import console, print_json, printable, table
-from ckptio.errors import AlreadyExistsError, CkptioError, NotFoundError, StorageError
+from ckptio.cli.output import print_error, print_json, print_table
+from ckptio.errors import (
+    AlreadyExistsError,
+    CkptioError,
+    NotFoundError,
+    StorageError,
+    StoreUnreachableError,
+)
 from ckptio.operation import Operation
 from ckptio.transfer import Transfer
 from ckptio.units import format_bytes
@@ -24,10 +30,9 @@ from ckptio.units import format_bytes
 @command("ckptio backends")
 def backends(as_json: Json = False) -> None:
     """List URI schemes, the drivers that serve them, and what is missing."""
-    found = [
-        _driver(scheme, entry_points)
-        for scheme, entry_points in sorted(hooks.driver_entry_points().items())
-    ]
+    drivers = hooks.driver_entry_points()
+    schemes = sorted(drivers, key=lambda scheme: (scheme == hooks.GENERIC, scheme))
+    found = [_driver(scheme, drivers[scheme]) for scheme in schemes]
     if as_json:
         print_json({"backends": found})
         return
@@ -40,7 +45,7 @@ def backends(as_json: Json = False) -> None:
         )
         for item in found
     ]
-    console().print(table(["scheme", "driver", "from", "state"], rows))
+    print_table(["scheme", "driver", "from", "state"], rows, last="wrap")
 
 
 def _driver(scheme: str, entry_points: tuple[EntryPoint, ...]) -> dict[str, Any]:
@@ -77,33 +82,40 @@ def doctor(
     if as_json:
         print_json({"uri": backend.uri, "ok": ok, "checks": checks})
     else:
-        out = console()
-        found = table(["check", "result", "time", "detail"], [], right="time")
-        for check in checks:
-            found.add_row(
-                Text(check["check"]),
+        rows = [
+            (
+                check["check"],
                 Text("ok", "green") if check["ok"] else Text("failed", "bold red"),
-                Text(_say(check["seconds"])),
-                Text(printable(check["detail"])),
+                _say(check["seconds"]),
+                check["detail"],
             )
-        out.print(found)
+            for check in checks
+        ]
+        print_table(["check", "result", "time", "detail"], rows, right=["time"], last="wrap")
     if not ok:
         raise typer.Exit(NO)
 
 
 def _say(seconds: float) -> str:
-    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.0f} µs"
 
 
 class _Checks:
-    """Checks of one store, in order; the later ones go on where an earlier one failed."""
+    """Checks of one store, in order.
+
+    The later ones go on where an earlier one failed, unless nobody answers at all.
+    """
 
     def __init__(self, backend: Backend, size: int) -> None:
         self._backend = backend
         self._size = max(size, 1)
-        self._prefix = f"ckptio-doctor-{secrets.token_hex(4)}"
+        self._prefix = f"ckptio-doctor-{os.urandom(4).hex()}"
         self._key = f"{self._prefix}/object"
         self._big = f"{self._prefix}/large"
+        self._unreachable = False
 
     def run(self) -> list[dict[str, Any]]:
         checks: list[tuple[str, Callable[[], str]]] = [
@@ -116,10 +128,17 @@ class _Checks:
             (f"read {format_bytes(self._size)}", self._read),
             ("delete", self._delete),
         ]
+        found = []
         try:
-            return [self._run(name, check) for name, check in checks]
+            for name, check in checks:
+                found.append(self._run(name, check))
+                if self._unreachable:
+                    # Each of the others would wait for the same.
+                    break
+            return found
         finally:
-            self._clean_up()
+            if not self._unreachable:
+                self._clean_up()
 
     def _run(self, name: str, check: Callable[[], str]) -> dict[str, Any]:
         began = time.monotonic()
@@ -127,6 +146,7 @@ class _Checks:
             detail, ok = check(), True
         except CkptioError as error:
             detail, ok = str(error), False
+            self._unreachable = isinstance(error, StoreUnreachableError)
         seconds = time.monotonic() - began
         if ok and name.split()[0] in ("write", "read") and detail == "":
             detail = f"{format_bytes(self._size / max(seconds, 1e-9))}/s"
@@ -166,7 +186,7 @@ class _Checks:
         limits = self._backend.limits
         part = max(limits.part_size, limits.min_part_size)
         upload = self._backend.start_upload(self._big, self._size, part)
-        data = memoryview(secrets.token_bytes(min(part, self._size)))
+        data = memoryview(os.urandom(min(part, self._size)))
 
         def write(start: int) -> None:
             upload.write_part(start, data[: min(part, self._size - start)])
@@ -210,4 +230,4 @@ class _Checks:
         try:
             self._backend.delete([info.key for info in self._backend.list(self._prefix)])
         except CkptioError as error:
-            typer.echo(f"ckptio: {self._prefix} may be left behind: {error}", err=True)
+            print_error(f"{self._prefix} may be left behind: {error}")

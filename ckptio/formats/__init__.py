@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from ckptio import hooks
@@ -16,7 +18,7 @@ from ckptio.operation import Operation
 from ckptio.retry import RetryingBackend
 from ckptio.source import Source
 
-__all__ = ["SUFFIX", "open_file", "parent", "recognise"]
+__all__ = ["SUFFIX", "Glance", "glance", "open_file", "parent", "recognise"]
 
 SUFFIX = ".safetensors"
 
@@ -72,6 +74,37 @@ def parent(uri: str | os.PathLike[str]) -> tuple[str, str]:
     if not name or directory.endswith(("/", ":")):
         raise InvalidURIError(f"{text!r} does not name a file in a directory")
     return directory or "/", name
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What a foreign checkpoint's metadata says of it, without its arrays being opened."""
+
+    format: str
+    created: datetime
+    leaves: int
+    metadata: Mapping[str, Any]
+
+
+def glance(store: Backend, name: str) -> Glance | None:
+    """Look at the checkpoint of another program in a directory of a run; None if it holds none.
+
+    Raises
+    ------
+    ManifestError
+        If its metadata is malformed.
+    """
+    names = [*store.list_children(name)]
+    if not {*names} & _ORBAX:
+        return None
+    from ckptio.formats import orbax_metadata
+
+    facts = orbax_metadata.read_facts(store, f"{name}/", names)
+    items, documents = orbax_metadata.find_items(store, names, f"{name}/")
+    if not items:
+        return None
+    leaves = sum(len(item.nodes) for item in items)
+    return Glance("orbax", facts.created, leaves, {**facts.metadata, **documents})
 
 
 def recognise(backend: Backend, store: Backend) -> Source | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,7 +20,7 @@ from ckptio.backend import Backend
 from ckptio.errors import DriverUnavailableError, ManifestError, UnsupportedFormatError
 from ckptio.formats import orbax_metadata
 from ckptio.formats.bridge import Bridge
-from ckptio.formats.orbax_metadata import Item, Node
+from ckptio.formats.orbax_metadata import Facts, Item, Node
 from ckptio.formats.orbax_reader import OrbaxReader, Stored
 from ckptio.manifest import ChunkTable, LeafEntry, Manifest
 from ckptio.options import RestoreOptions
@@ -57,11 +56,7 @@ def open_directory(backend: Backend, store: Backend, names: Sequence[str]) -> So
             f"{backend.uri} is an Orbax checkpoint without a pytree that has _METADATA: it holds "
             "other items, or was written before Orbax 0.4 (restore it with Orbax, and save again)"
         )
-    facts = (
-        orbax_metadata.load_json(store, "_CHECKPOINT_METADATA")
-        if "_CHECKPOINT_METADATA" in names
-        else {}
-    )
+    facts = orbax_metadata.read_facts(store, "", names)
     release, kvstore = _access(backend, store)
     try:
         stored = _open_all(items, kvstore, store.uri)
@@ -173,7 +168,7 @@ def _manifest(
     items: Sequence[Item],
     stored: Sequence[Stored],
     documents: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    facts: Facts,
     store: Backend,
 ) -> Manifest:
     leaves: list[LeafEntry] = []
@@ -195,14 +190,10 @@ def _manifest(
     metadata: dict[str, Any] = {}
     for item in items:
         metadata |= item.metadata
-    custom = facts.get("custom_metadata")
-    metadata |= custom if isinstance(custom, dict) else {}
-    committed = facts.get("commit_timestamp_nsecs")
-    seconds = committed / 1e9 if isinstance(committed, int) else 0
     return Manifest(
         attempt="",
-        created=datetime.fromtimestamp(min(max(seconds, 0), 1 << 35), UTC),
-        metadata={**metadata, **documents},
+        created=facts.created,
+        metadata={**metadata, **facts.metadata, **documents},
         structure=next(iter(structures.values())) if single else {"dict": structures},
         leaves=tuple(leaves),
         objects=(),

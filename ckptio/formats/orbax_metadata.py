@@ -12,6 +12,7 @@ import binascii
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from ckptio import tree
@@ -243,23 +244,56 @@ def _generators(store: Backend, prefix: str) -> dict[str, str]:
     return found
 
 
-def find_items(store: Backend, names: Sequence[str]) -> tuple[list[Item], dict[str, Any]]:
+@dataclass(frozen=True)
+class Facts:
+    """What ``_CHECKPOINT_METADATA`` says: when it was committed, and the user's own."""
+
+    created: datetime
+    metadata: Mapping[str, Any]
+
+
+def read_facts(store: Backend, prefix: str, names: Sequence[str]) -> Facts:
+    """Read what is said of the whole checkpoint; older ones say nothing.
+
+    Raises
+    ------
+    ManifestError
+        If it is no JSON object.
+    """
+    name = "_CHECKPOINT_METADATA"
+    document = load_json(store, prefix + name) if name in names else {}
+    committed, metadata = document.get("commit_timestamp_nsecs"), document.get("custom_metadata")
+    seconds = committed / 1e9 if isinstance(committed, int) else 0
+    created = datetime.fromtimestamp(min(max(seconds, 0), 1 << 35), UTC)
+    return Facts(created, metadata if isinstance(metadata, dict) else {})
+
+
+def find_items(
+    store: Backend, names: Sequence[str], prefix: str = ""
+) -> tuple[list[Item], dict[str, Any]]:
     """Return the pytrees of a checkpoint, and its items of plain JSON.
 
     The metadata lies at the root, or one level below, where each item has a directory of its own.
+
+    Parameters
+    ----------
+    names : sequence of str
+        What the checkpoint's directory holds.
+    prefix : str
+        Of the checkpoint's keys: empty, or a directory and a slash.
     """
     if "_METADATA" in names:
-        return [read_item(store, "", names)], {}
+        return [read_item(store, prefix, names)], {}
     items, documents = [], {}
     for name in names:
         if not name.endswith("/"):
             continue
-        below = [*store.list_children(name[:-1])]
+        below = [*store.list_children(f"{prefix}{name[:-1]}")]
         if "_METADATA" in below:
-            items.append(read_item(store, name, below))
+            items.append(read_item(store, prefix + name, below))
         elif "metadata" in below:
             try:
-                documents[name[:-1]] = load_json(store, f"{name}metadata")
+                documents[name[:-1]] = load_json(store, f"{prefix}{name}metadata")
             except (ManifestError, NotFoundError):
                 continue  # an item of somebody's own
     return items, documents

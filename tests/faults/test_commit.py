@@ -64,6 +64,24 @@ def test_a_second_save_is_refused_unless_it_may_overwrite(tmp_path):
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
+def test_another_programs_manifest_is_never_overwritten(tmp_path, overwrite):
+    ckptio.save(tmp_path / "a", OLD)
+    theirs = tmp_path / "app" / "manifest.json"
+    theirs.parent.mkdir()
+    theirs.write_text('{"name": "an app", "icons": []}')
+    with pytest.raises(ckptio.AlreadyExistsError, match=r"app/manifest.json is another program's"):
+        ckptio.save(tmp_path / "app", OLD, overwrite=overwrite)
+    with pytest.raises(ckptio.AlreadyExistsError, match="another program's"):
+        ckptio.copy(tmp_path / "a", tmp_path / "app", overwrite=overwrite)
+    with pytest.raises(ckptio.AlreadyExistsError, match="another program's"):
+        ckptio.convert(tmp_path / "a", tmp_path / "app", overwrite=overwrite)
+    with pytest.raises(ckptio.NotFoundError):
+        ckptio.delete(tmp_path / "app")
+    assert theirs.read_text() == '{"name": "an app", "icons": []}'
+    assert names(tmp_path / "app") == ["manifest.json"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_a_failure_at_any_operation_leaves_the_old_state(tmp_path, overwrite):
     """Each operation of a save fails in turn, before it is carried out."""
     uri = tmp_path / "c"

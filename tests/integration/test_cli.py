@@ -7,10 +7,12 @@ import importlib
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import ml_dtypes
@@ -19,16 +21,21 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from safetensors.numpy import load_file, save_file
+from servers.process import ServerUnavailableError, unavailable
 
 import ckptio
 
 pytest.importorskip("typer", reason="the extra ckptio[cli] is not installed")
 
+SCRIPT = Path(sys.executable).with_name("ckptio")
+COMMAND = [SCRIPT] if SCRIPT.exists() else [sys.executable, "-m", "ckptio"]
+COMMANDS = ["ls", "show", "verify", "diff", "cp", "convert", "rm", "gc", "backends", "doctor"]
+
 
 def run(*arguments, code=0, **environment):
     """Run the command with its output piped; return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "ckptio", *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -37,7 +44,7 @@ def run(*arguments, code=0, **environment):
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
     return done.stdout if code in (0, 1) and done.stdout else done.stderr
 
 
@@ -82,8 +89,9 @@ def test_ls_lists_leaves(saved):
     out = run("ls", saved)
     (kernel,) = (line for line in out.splitlines() if "params/layers/0/kernel" in line)
     assert kernel.split() == [
-        "params/layers/0/kernel", "float32", "64×16", "4.1", "kB", "(data,", "model)", "on", "4×2",
+        "params/layers/0/kernel", "float32", "64×16", "4.1", "kB", "(data,", "model)",
     ]  # fmt: skip
+    assert "mesh data=4, model=2" in out
     assert "uint32 keys" in out
     assert '"loss": 0.1' in out
     assert "9 leaves" in out
@@ -106,7 +114,9 @@ def test_ls_folds_filters_and_sorts(saved):
 def test_ls_lists_the_steps_of_a_run_in_order(training):
     out = run("ls", training)
     assert [line.split()[0] for line in out.splitlines()[1:4]] == ["step-9", "step-10", "step-11"]
+    assert "loss=0.111111" in out
     found = as_json("ls", training)["checkpoints"]
+    assert {item["format"] for item in found} == {"ckptio"}
     assert [item["metadata"]["loss"] for item in found] == [1 / 9, 1 / 10, 1 / 11]
 
 
@@ -213,6 +223,26 @@ def test_diff_of_other_trees_names_paths_shapes_and_dtypes(tmp_path):
     assert "5 of 6 leaves differ" in out
 
 
+def test_diff_reads_a_block_once_however_many_leaves_lie_in_it(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from ckptio.cli.app import app
+
+    tree = {str(i): np.full(100, i, np.float32) for i in range(2000)}
+    ckptio.save(tmp_path / "a", tree)
+    ckptio.save(tmp_path / "b", {**tree, "1999": np.zeros(100, np.float32)})
+    counts = []
+    close = ckptio.Checkpoint.close
+    monkeypatch.setattr(
+        ckptio.Checkpoint, "close", lambda self: (counts.append(self.bytes_read), close(self))
+    )
+    answer = CliRunner().invoke(app, ["diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert answer.exit_code == 1, answer.output
+    assert "1 of 2,000 leaves differ" in answer.output
+    stored = sum(path.stat().st_size for path in (tmp_path / "a").rglob("*.safetensors"))
+    assert [count <= stored for count in counts] == [True, True]
+
+
 def test_nan_is_the_same_as_nan_and_far_from_a_number(tmp_path):
     ckptio.save(tmp_path / "a", {"x": np.array([np.nan, 1, np.inf])})
     ckptio.save(tmp_path / "b", {"x": np.array([np.nan, 1, np.inf])})
@@ -229,9 +259,10 @@ def test_cp_copies_between_stores(saved, s3_store):
     assert "copied" in run("cp", saved, place.uri, *options)
     found = as_json("cp", saved, place.uri, *options)
     assert (found["objects"], found["kept"]) == (0, 1)
+    assert "nothing to copy" in run("cp", saved, place.uri, "--no-read-back", *options)
     plain = [option.replace("--dst-option=", "-o") for option in options]
     assert "params/table" in run("ls", place.uri, *plain)
-    assert "overwrite" in run("cp", saved.parent / "step-9", place.uri, *options, code=4)
+    assert "--overwrite" in run("cp", saved.parent / "step-9", place.uri, *options, code=4)
     run("rm", place.uri, "--yes", *plain)
     run("ls", place.uri, *plain, code=3)
 
@@ -310,11 +341,29 @@ def test_doctor_says_what_does_not_work(tmp_path):
     assert {check["check"]: check["ok"] for check in found["checks"]}["put"] is False
 
 
-def test_every_command_has_help_with_an_example():
+def test_doctor_asks_no_further_where_nobody_answers():
+    options = ["-o", "endpoint_url=http://127.0.0.1:9", "-o", "key=a", "-o", "secret=b"]
+    found = as_json("doctor", "s3://bucket/x", *options, code=1)
+    assert [check["check"] for check in found["checks"]] == ["list"]
+    assert "cannot connect" in found["checks"][0]["detail"]
+
+
+def test_the_installed_command_runs_this_package():
+    if not SCRIPT.exists():
+        unavailable(ServerUnavailableError("the command is not installed beside this Python"))
+    done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"ckptio {ckptio.__version__}\n"
+
+
+def test_every_command_has_help_with_an_example_json_and_a_line_in_the_readme():
     listing = run("--help", COLUMNS="200")
-    for name in ["ls", "show", "verify", "diff", "cp", "convert", "rm", "gc", "backends", "doctor"]:
-        assert f" {name} " in listing
-        assert f"Example: ckptio {name}" in run(name, "--help", COLUMNS="200")
+    assert re.findall(r"^│ (\w+) ", listing.partition("Commands")[2], re.MULTILINE) == COMMANDS
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    for name in COMMANDS:
+        shown = run(name, "--help", COLUMNS="200")
+        assert f"Example: ckptio {name}" in shown
+        assert "--json" in shown
+        assert f"\n| `ckptio {name}" in readme
     assert "Exit codes" in listing
     assert ckptio.__version__ in run("--version")
 
@@ -364,7 +413,7 @@ def on_a_terminal(columns, *arguments):
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "ckptio", *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         stdin=child, stdout=child, stderr=subprocess.DEVNULL,
         env={**environment, "TERM": "xterm-256color"},
     )  # fmt: skip
@@ -386,19 +435,42 @@ def on_a_terminal(columns, *arguments):
     return out.decode()
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_tables_fit_the_terminal_and_lose_nothing(tmp_path, columns):
-    import re
+def lines_of(out):
+    return re.sub(r"\x1b\[[0-9;]*m", "", out).replace("\r", "").splitlines()
 
+
+@pytest.mark.parametrize("columns", [40, 80, 120])
+def test_tables_fit_the_terminal_and_lose_nothing(tmp_path, columns):
     long = "/".join(["a_rather_long_name_of_a_module"] * 5)
-    ckptio.save(tmp_path / "c", {long.replace("/", "~"): np.ones((1000, 2000), np.float32)})
+    ckptio.save(tmp_path / "c", {"w": np.ones(3), long: np.ones((1000, 2000), np.float32)})
     out = on_a_terminal(columns, "ls", tmp_path / "c")
     assert "\x1b[" in out, "there are colours on a terminal"
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).replace("\r", "").splitlines()
+    lines = lines_of(out)
     assert max(map(len, lines)) <= columns
-    first_column = "".join(line[: lines[0].index("dtype")].strip() for line in lines[1:])
-    assert first_column.startswith(long.replace("/", "~0"))
+    assert long.replace("/", "~1") in "".join(lines)
     assert "1000×2000" in out
+
+
+def test_a_name_too_long_for_its_column_has_a_line_of_its_own(tmp_path):
+    long = {f"layer_{i}": {"a_rather_long_name_of_a_module": np.ones((9, 9))} for i in range(2)}
+    wide = {"module_of_modules": long, "w": np.ones(3)}
+    ckptio.save(tmp_path / "c", wide)
+    lines = lines_of(on_a_terminal(70, "ls", tmp_path / "c"))
+    first = 70 - len("  float64  shape  648 B")
+    assert lines[:6] == [
+        f"{'path':{first}}  dtype    shape   size",
+        "module_of_modules/layer_0/a_rather_long_name_of_a_module",
+        f"{'':{first}}  float64  9×9    648 B",
+        "module_of_modules/layer_1/a_rather_long_name_of_a_module",
+        f"{'':{first}}  float64  9×9    648 B",
+        f"{'w':{first}}  float64  3       24 B",
+    ]
+
+
+def test_an_error_is_one_line_and_cannot_steer_the_terminal(tmp_path):
+    assert run("ls", tmp_path / "\x1b]0;title\x07", code=3).count("\n") == 1
+    ckptio.save(tmp_path / "c", {"w": np.ones(3)})
+    assert "\\x1b" in run("show", tmp_path / "c", "\x1b[31mw", code=3)
 
 
 def test_a_path_cannot_steer_the_terminal(tmp_path):

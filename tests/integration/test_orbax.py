@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -353,3 +355,29 @@ def test_an_unfinished_one_is_refused(orbax, tmp_path):
     shutil.copytree(orbax / "default", path)
     with pytest.raises(ckptio.UnsupportedFormatError, match="not finished"):
         ckptio.open(path)
+
+
+def test_the_command_lists_the_steps_of_an_orbax_manager(orbax, tmp_path):
+    pytest.importorskip("typer", reason="the extra ckptio[cli] is not installed")
+    run = tmp_path / "run"
+    for step, name in ((9, "manager/3"), (10, "composite/5"), (11, "v1-training/4")):
+        shutil.copytree(orbax / name, run / str(step))
+    shutil.copytree(orbax / "manager/3", run / "12.orbax-checkpoint-tmp-1")
+    (run / "logs").mkdir()
+    (run / "logs" / "train.txt").write_text("a line")
+    ckptio.save(run / "13", {"w": np.ones(3)})
+    command = [sys.executable, "-m", "ckptio", "ls", run]
+    listed = subprocess.run(
+        [*command, "--json"], capture_output=True, text=True, check=True, timeout=60
+    )
+    found = json.loads(listed.stdout)["checkpoints"]
+    assert [(item["name"], item["format"]) for item in found] == [
+        ("9", "orbax"), ("10", "orbax"), ("11", "orbax"), ("13", "ckptio"),
+    ]  # fmt: skip
+    for item in found:
+        with ckptio.open(run / item["name"]) as checkpoint:
+            assert item["leaves"] == len(checkpoint)
+            assert item["created"] == checkpoint.created.isoformat()
+            assert item["metadata"] == dict(checkpoint.metadata)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:5]] == ["9", "10", "11", "13"]

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from places import Place
 from safetensors import safe_open
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import ckptio
 
@@ -313,3 +313,61 @@ def test_memory_does_not_grow_with_the_checkpoint(tmp_path):
     base = peak(tmp_path / "small", tmp_path / "small.safetensors")
     assert peak(tmp_path / "large", tmp_path / "large.safetensors") - base < 300 << 20
     assert peak(tmp_path / "large.safetensors", tmp_path / "again") - base < 300 << 20
+
+
+def test_a_manifest_of_another_program_is_no_checkpoint_of_ckptios(place, tmp_path):
+    """A directory of a model may well hold a manifest.json, of a browser extension for instance."""
+    save_file({"w": np.arange(3.0)}, tmp_path / "model.safetensors")
+    content = b'{"name": "a web application", "manifest_version": 3}\n'
+    with ckptio.open_backend(**place.to) as store:
+        store.put("manifest.json", content)
+        assert not ckptio.exists(**place.to)
+        with pytest.raises(ckptio.NotFoundError, match="another program's"):
+            ckptio.open(**place.to)
+        with pytest.raises(ckptio.NotFoundError, match="no checkpoint"):
+            ckptio.delete(**place.to)
+        store.put("model.safetensors", (tmp_path / "model.safetensors").read_bytes())
+        with ckptio.open(**place.to) as found:
+            assert found.format == "safetensors"
+            assert found["w"][1] == 1
+        assert not ckptio.exists(**place.to)
+        with pytest.raises(ckptio.UnsupportedFormatError, match="convert"):
+            ckptio.copy(place.uri, tmp_path / "c", src_storage_options=place.storage_options)
+        assert store.read("manifest.json") == content
+
+
+@pytest.mark.parametrize("damage", ["first", "format", "checksum", "cut", "empty", "text", "{}"])
+def test_a_damaged_manifest_of_ckptios_own_is_still_one(tmp_path, damage):
+    ckptio.save(tmp_path / "c", {"w": np.arange(3.0)})
+    path = tmp_path / "c" / "manifest.json"
+    sound = path.read_bytes()
+    path.write_bytes(
+        {
+            "first": b"[" + sound[1:],
+            "format": sound.replace(b'"format"', b'"farmat"', 1),
+            "checksum": sound.replace(b'"checksum"', b'"checksun"'),
+            "cut": sound[:-9],
+            "empty": b"",
+            "text": json.dumps(json.loads(sound), indent=2).encode(),
+            "{}": b"{}",
+        }[damage]
+    )
+    assert ckptio.exists(tmp_path / "c"), "it is in the way of another one"
+    with pytest.raises(ckptio.ManifestError, match="damaged"):
+        ckptio.open(tmp_path / "c")
+    ckptio.delete(tmp_path / "c")
+    assert not ckptio.exists(tmp_path / "c")
+
+
+def test_a_file_is_no_checkpoint_of_ckptios(tmp_path):
+    save_file({"w": np.arange(3.0)}, tmp_path / "m.safetensors")
+    (tmp_path / "weights.bin").write_bytes(b"something else")
+    for name in ("m.safetensors", "weights.bin"):
+        assert not ckptio.exists(tmp_path / name)
+        with pytest.raises(ckptio.NotFoundError, match="no checkpoint"):
+            ckptio.delete(tmp_path / name)
+    with pytest.raises(ckptio.NotFoundError, match="it is a file"):
+        ckptio.open(tmp_path / "weights.bin")
+    with pytest.raises(ckptio.UnsupportedFormatError, match="convert"):
+        ckptio.copy(tmp_path / "m.safetensors", tmp_path / "c")
+    assert ckptio.restore(tmp_path / "m.safetensors")["w"][1] == 1

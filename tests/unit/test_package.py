@@ -20,8 +20,8 @@ ROOT = Path(ckptio.__file__).parent
 
 # Each imports only what stands above it. A reader can go from top to bottom.
 ORDER = [
-    "errors", "pages", "collector", "backend", "hooks", "memory", "boxes", "dtypes", "values", "units", "tree",
-    "arrays",
+    "errors", "pages", "collector", "backend", "hooks", "memory", "boxes", "dtypes", "values",
+    "units", "tree", "arrays",
     "columns", "sealed", "chunk_table", "manifest", "parts", "container", "options", "progress",
     "operation", "retry", "transfer", "save_plan", "restore_plan", "leaves", "writer", "reader",
     "source", "uploading",
