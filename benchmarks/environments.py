@@ -14,6 +14,7 @@ from benchmarks.fresh import ROOT
 
 TORCH = "torch==2.13.0+cpu"
 INDEX = "https://download.pytorch.org/whl/cpu"
+_TORCH_NEEDS = {"dcp_s3": "s3torchconnector[dcp]==1.5.0"}
 _NEEDS = {"orbax": "orbax.checkpoint", "tensorstore": "tensorstore", "safetensors": "safetensors"}
 
 
@@ -24,7 +25,8 @@ class PeerUnavailableError(Exception):
 def python_of(kind: str, module: str) -> Path:
     """Return the interpreter for a kind of peer, made first if it has to be."""
     if kind == "torch":
-        return _torch()
+        needed = _TORCH_NEEDS.get(module)
+        return _torch(needed) if needed else _torch()
     needed = _NEEDS.get(module, "ckptio")
     try:
         found = importlib.util.find_spec(needed)
@@ -36,23 +38,40 @@ def python_of(kind: str, module: str) -> Path:
 
 
 @cache
-def _torch() -> Path:
+def _torch(*more: str) -> Path:
+    """Return the interpreter of PyTorch's environment, with these packages too."""
     place = ROOT / ".venv-bench-torch"
     if not place.parent.joinpath("pyproject.toml").exists():
         place = Path(tempfile.gettempdir(), "ckptio-bench-torch")
-    python, done = place / "bin/python", place / TORCH
-    if done.exists():
-        return python
-    print(f"making a virtual environment with {TORCH}", flush=True)
+    python = place / "bin/python"
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
-        install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        # What PYTHONPATH adds would count as installed.
-        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        # Where wheels are at hand already, an index that cannot be reached must not take minutes.
-        command = [*install, TORCH, "numpy", "--extra-index-url", INDEX, "--retries", "0"]
-        subprocess.run(command, check=True, capture_output=True, timeout=1200, env=environ)
+        if not python.exists():
+            print(f"making a virtual environment with {TORCH}", file=sys.stderr, flush=True)
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+        for needed in (TORCH, *more):
+            done = place / f"{needed}.installed"
+            if not done.exists():
+                _install(python, needed)
+                done.touch()
     except (subprocess.SubprocessError, OSError) as error:
-        raise PeerUnavailableError(f"{TORCH} could not be installed: {error}") from error
-    done.touch()
+        raise PeerUnavailableError(f"PyTorch's environment: {error}") from error
     return python
+
+
+def _install(python: Path, needed: str) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # PyTorch is named each time, so that nothing else brings in another build of it.
+    command += [*dict.fromkeys((TORCH, needed)), "numpy"]
+    # What PYTHONPATH adds would count as installed.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # The wheel may be at hand already; PyTorch's own index is asked only where it is not.
+    for source in ((), ("--extra-index-url", INDEX)):
+        done = subprocess.run(
+            [*command, *source],
+            check=bool(source),
+            capture_output=True,
+            timeout=1200,
+            env=environ,
+        )
+        if not done.returncode:
+            return

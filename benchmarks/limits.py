@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.meter import metered, settle
+
 MIB = 1 << 20
 THREADS = (1, 2, 4, 8)
 BLOCKS = (1 * MIB, 4 * MIB, 16 * MIB)
@@ -102,13 +104,13 @@ def _expect(done: int, wanted: int) -> None:
         raise OSError(f"{done} of {wanted} bytes were moved")
 
 
-def memory_copy(nbytes: int = 512 * MIB, repeat: int = 5) -> float:
+def memory_copy(nbytes: int, repeat: int = 5) -> float:
     """Return the bytes a second of copying memory that was touched before, by one thread."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return nbytes / _best(lambda: np.copyto(target, source), repeat)
 
 
-def first_touch(nbytes: int = 512 * MIB, repeat: int = 5) -> float:
+def first_touch(nbytes: int, repeat: int = 5) -> float:
     """Return the bytes a second of touching fresh memory in small pages, by one thread."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
@@ -130,16 +132,19 @@ def _best(function: Callable[[], object], repeat: int) -> float:
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     """Measure in a fresh process what `request` names."""
     if request["what"] == "memory":
+        touched = first_touch(request["nbytes"])
         return {
-            "memory copy": memory_copy(),
-            "first touch": first_touch(),
-            "page faults": first_touch() / mmap.PAGESIZE,
+            "memory copy": memory_copy(request["nbytes"]),
+            "first touch": touched,
+            "page faults": touched / mmap.PAGESIZE,
         }
     function = {"save": write, "restore": read}[request["what"]]
     way = Way(**request["way"])
-    cpu = time.process_time()
-    seconds = function(Path(request["path"]), request["nbytes"], way)
-    return {"seconds": seconds, "cpu_seconds": time.process_time() - cpu}
+    settle()
+    with metered() as cost:
+        seconds = function(Path(request["path"]), request["nbytes"], way)
+    result = request["nbytes"] if request["what"] == "restore" else 0
+    return cost.as_json(result) | {"seconds": seconds}
 
 
 def best_ways(

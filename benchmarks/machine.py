@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 _DROP = Path("/proc/sys/vm/drop_caches")
 
@@ -63,6 +64,11 @@ class Machine:
     def afterwards(self) -> str:
         """Return the same, with the load by now: the run itself is about 1 of it."""
         return f"{self}, at the end {os.getloadavg()[0]:.1f}"
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Machine:
+        """Read what `as_json` returned."""
+        return cls(**{field.name: found[field.name] for field in fields(cls)})
 
     def as_json(self) -> dict[str, object]:
         return {**asdict(self), "load_at_the_end": os.getloadavg()}

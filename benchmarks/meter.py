@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -33,6 +33,10 @@ class Cost:
     cpu_seconds: float = 0.0
     resident_before: int = 0
     peak: int = 0
+
+    def as_json(self, result: int = 0) -> dict[str, float]:
+        """Return it with the extra memory: the peak, less what was there and the result's bytes."""
+        return {**asdict(self), "extra": self.peak - self.resident_before - result}
 
 
 @contextmanager

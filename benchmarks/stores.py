@@ -14,25 +14,29 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import targets
 from benchmarks.clients import clients_of
+from benchmarks.device import Device
 from benchmarks.fresh import MeasurementError, run_fresh
-from benchmarks.machine import Machine, forget
-from benchmarks.meter import Spread
-from benchmarks.tables import Table
+from benchmarks.machine import forget
+from benchmarks.progress import Progress, guess
+from benchmarks.results import LIMIT, Figure, Results, Section
+from benchmarks.server import QUICK, SIZES, Server
 from benchmarks.targets import Target, TargetUnavailableError
 from benchmarks.transfer import Task
 
+NAME = "stores"
 MIB = 1 << 20
 PACKAGES = ("ckptio", "ckptio-obstore", "s3fs", "gcsfs", "adlfs", "obstore", "fsspec", "numpy")
 VERBS = ("write", "read")
+
+Opening = Callable[[], AbstractContextManager[Target]]
 
 
 @dataclass(frozen=True)
@@ -48,22 +52,13 @@ class Load:
     def nbytes(self) -> int:
         return self.count * self.size
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        return self.count, self.size, self.range_size
+
     def __str__(self) -> str:
-        return (
-            f"{self.count} × {self.size // MIB} MiB, read in ranges of "
-            f"{self.range_size // MIB} MiB, {self.rounds} rounds"
-        )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What one client did with one verb in one round."""
-
-    target: str
-    client: str
-    verb: str
-    seconds: float
-    cpu_seconds: float
+        ranges = f"read in ranges of {self.range_size // MIB} MiB"
+        return f"{self.count} × {self.size // MIB} MiB, {ranges}"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,74 +72,125 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mib", type=int, default=Load.size // MIB, help="size of each")
     parser.add_argument("--range-mib", type=int, help="bytes asked for at once; all by default")
     parser.add_argument("--quick", action="store_true", help="little, and once: a smoke test")
+    parser.add_argument("--resume", action="store_true", help="keep what a run before finished")
 
 
 def main(options: argparse.Namespace, out: Path) -> None:
-    """Measure, print tables, and write ``stores.json`` and ``stores.md`` into `out`."""
+    """Measure, print tables, write ``stores.json``, ``stores.md`` and the plots."""
     size = options.mib * MIB
     ranges = options.range_mib * MIB if options.range_mib else size
     load = Load(options.count, size, ranges, options.rounds)
     if options.quick:
         load = Load(count=2, size=8 * MIB, range_size=8 * MIB, rounds=1)
-    machine = Machine.here(PACKAGES)
-    print(f"{machine}\n{load}; median (lowest–highest)", flush=True)
-    figures: list[Figure] = []
-    titles: dict[str, str] = {}
-    for opening in chosen(options, targets.TARGETS):
+    results = Results.begun(NAME, PACKAGES, out, quick=options.quick, resume=options.resume)
+    print(results.machine, flush=True)
+    openings = chosen(options, targets.TARGETS, results.done)
+    progress = Progress(len(openings) * (load.rounds * 4 * 2 + 8) * _guess(load))
+    for name, opening in openings.items():
         try:
-            with opening as target:
-                titles[target.name] = target.title
-                found = [*measure(target, load, _wanted(options, target))]
-                print(f"\n{target.title}\n{table(found, load).text()}", flush=True)
-                figures += found
+            with opening() as target:
+                _measured(results, target, load, options, progress)
         except TargetUnavailableError as error:
             print(f"\nnot measured: {error}", flush=True)
-    _write(out, machine, load, titles, figures)
+        else:
+            finish(results, name, out)
+
+
+def finish(results: Results, name: str, out: Path) -> None:
+    """Keep what a target's measurements found, and print it."""
+    results.done.append(name)
+    results.write(out)
+    section = results.sections[-1]
+    print(f"\n{section.heading}\n{results.table(section).text()}", flush=True)
 
 
 def chosen(
-    options: argparse.Namespace, names: Sequence[str]
-) -> Iterator[AbstractContextManager[Target]]:
-    """Yield the targets that the command names, not opened yet; by default all of `names`."""
+    options: argparse.Namespace, names: Sequence[str], done: Sequence[str]
+) -> Mapping[str, Opening]:
+    """Return how to open the targets that the command names; by default all of `names`."""
     if options.uri:
-        yield targets.given(options.uri, json.loads(options.storage_options))
-        return
-    for name in options.only.split(",") if options.only else names:
+        given: Mapping[str, Any] = json.loads(options.storage_options)
+        return {"given": lambda: targets.given(options.uri, given)}
+    wanted = options.only.split(",") if options.only else names
+    for name in wanted:
         if name not in names:
             raise SystemExit(f"--only: {name!r} is none of {', '.join(names)}")
-        yield targets.opened(name)
+
+    def opening(name: str) -> Opening:
+        return lambda: targets.opened(name)
+
+    return {name: opening(name) for name in wanted if name not in done}
 
 
-def _wanted(options: argparse.Namespace, target: Target) -> list[str]:
-    found = clients_of(target.uri, target.storage_options)
-    return [n for n in found if n in options.clients.split(",")] if options.clients else found
+def _guess(load: Load) -> float:
+    return guess(2 * load.nbytes)  # stores are slower than disks
 
 
-def measure(target: Target, load: Load, clients: Sequence[str]) -> Iterator[Figure]:
-    """Yield all figures of one target."""
-    able = list(clients)
+def _measured(
+    results: Results,
+    target: Target,
+    load: Load,
+    options: argparse.Namespace,
+    progress: Progress,
+) -> None:
+    progress.step(f"{target.name}: the limit", 8 * _guess(load))
+    limit = _limit(target, load, quick=options.quick)
+    section = Section(
+        target.name,
+        f"{target.title}: {load}",
+        dict.fromkeys(VERBS, load.nbytes),
+        load.rounds,
+        limits=dict.fromkeys(VERBS, "the server" if target.directory is None else "the device"),
+        note=f"The limit: {limit}.",
+    )
+    results.begin(section)
+    able = clients_of(target.uri, target.storage_options)
+    if options.clients:
+        able = [name for name in able if name in options.clients.split(",")]
     shared = target.below("shared")
     try:
         # What everybody reads, written by the SDK: no driver reads its own layout.
         yardstick = clients_of(target.uri, target.storage_options)[1]
-        _run(Task(yardstick, yardstick, "write", shared, target.storage_options, *_sizes(load), 0))
+        _run(Task(yardstick, yardstick, "write", shared, target.storage_options, *load.sizes, 0))
         for round_ in range(load.rounds):
             turn = round_ % max(1, len(able))
             for client in able[turn:] + able[:turn]:
+                progress.step(f"{target.name}, round {round_ + 1}: {client}", 2 * _guess(load))
                 try:
-                    yield from _both(target, load, client, shared, seed=round_ + 1)
+                    for verb, found in _both(target, load, client, shared, round_ + 1):
+                        figure = Figure.of(section.key, client, verb, round_, found)
+                        results.figures.append(figure)
                 except MeasurementError as error:
                     print(f"\nnot measured: {client} on {target.title}: {error}", flush=True)
                     able.remove(client)
+            results.figures += [
+                Figure.of(section.key, LIMIT, verb, round_, cost)
+                for verb, cost in _of_limit(limit, target, load)
+            ]
     finally:
         target.clear("shared")
 
 
-def _sizes(load: Load) -> tuple[int, int, int]:
-    return load.count, load.size, load.range_size
+def _limit(target: Target, load: Load, *, quick: bool) -> Device | Server:
+    if target.directory is not None:
+        return Device(target.directory, quick=quick)
+    return Server(target, load.nbytes, QUICK if quick else SIZES)
 
 
-def _both(target: Target, load: Load, client: str, shared: str, seed: int) -> Iterator[Figure]:
+def _of_limit(
+    limit: Device | Server, target: Target, load: Load
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(limit, Device):
+        found = limit.measure({"save": load.nbytes, "restore": load.nbytes})
+    else:
+        found = limit.measure(target, load.nbytes)
+    for verb, cost in found:
+        yield {"save": "write", "restore": "read"}[verb], cost
+
+
+def _both(
+    target: Target, load: Load, client: str, shared: str, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     own = f"own-{client.replace(' ', '')}-{seed}"
     checker = next(
         other for other in clients_of(target.uri, target.storage_options) if other != client
@@ -155,54 +201,12 @@ def _both(target: Target, load: Load, client: str, shared: str, seed: int) -> It
             if target.directory is not None and verb == "read":
                 forget([target.directory])
             task = Task(
-                client, checker, verb, uri, target.storage_options, *_sizes(load), seeds[verb]
+                client, checker, verb, uri, target.storage_options, *load.sizes, seeds[verb]
             )
-            found = _run(task)
-            yield Figure(target.name, client, verb, found["seconds"], found["cpu_seconds"])
+            yield verb, _run(task)
     finally:
         target.clear(own)
 
 
 def _run(task: Task) -> dict[str, Any]:
     return run_fresh("benchmarks.transfer:measure", task.as_json())
-
-
-def table(figures: Sequence[Figure], load: Load) -> Table:
-    """Make the table of one target's figures."""
-    made = Table(["client", *(f"{v} {unit}" for v in VERBS for unit in ("MB/s", "CPU s"))])
-    by_client: dict[str, dict[str, list[Figure]]] = defaultdict(lambda: defaultdict(list))
-    for figure in figures:
-        by_client[figure.client][figure.verb].append(figure)
-    for client, by_verb in by_client.items():
-        cells = []
-        for verb in VERBS:
-            rates = [load.nbytes / f.seconds / 1e6 for f in by_verb[verb]]
-            cells += [
-                f"{Spread.of(rates):.0f}",
-                f"{Spread.of([f.cpu_seconds for f in by_verb[verb]]).median:.2f}",
-            ]
-        made.add(client, *cells)
-    return made
-
-
-def _write(
-    out: Path,
-    machine: Machine,
-    load: Load,
-    titles: Mapping[str, str],
-    figures: Sequence[Figure],
-) -> None:
-    out.mkdir(parents=True, exist_ok=True)
-    content = {
-        "machine": machine.as_json(),
-        "load": asdict(load),
-        "targets": titles,
-        "figures": [asdict(figure) for figure in figures],
-    }
-    (out / "stores.json").write_text(json.dumps(content, indent=1) + "\n")
-    parts = [f"{machine.afterwards()}. {load}; median (lowest–highest)."]
-    for name, title in titles.items():
-        found = [figure for figure in figures if figure.target == name]
-        parts.append(f"**{title}**\n\n{table(found, load).markdown()}")
-    (out / "stores.md").write_text("\n\n".join(parts) + "\n")
-    print(f"\nwritten: {out / 'stores.json'}, {out / 'stores.md'}")

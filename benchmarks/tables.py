@@ -10,10 +10,18 @@ Row = Sequence[str]
 
 @dataclass
 class Table:
-    """Rows of text under headings; every column but the first is aligned to the right."""
+    """Rows of text under headings.
+
+    Attributes
+    ----------
+    headings, rows : sequences of str
+    left : int
+        How many columns are aligned to the left; the others are to the right.
+    """
 
     headings: Row
     rows: list[Row] = field(default_factory=list)
+    left: int = 1
 
     def add(self, *cells: str) -> None:
         self.rows.append(cells)
@@ -23,17 +31,16 @@ class Table:
         lines = [self.headings, *self.rows]
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.headings))]
         rule = "─" * (sum(widths) + 2 * (len(widths) - 1))
-        drawn = ["  ".join(_aligned(line, widths)).rstrip() for line in lines]
+        drawn = ["  ".join(self._aligned(line, widths)).rstrip() for line in lines]
         return "\n".join([drawn[0], rule, *drawn[1:]])
 
     def markdown(self) -> str:
         """Return the table in Markdown."""
-        rule = ["---", *["---:"] * (len(self.headings) - 1)]
+        rule = ["---" if i < self.left else "---:" for i in range(len(self.headings))]
         return "\n".join(f"| {' | '.join(line)} |" for line in [self.headings, rule, *self.rows])
 
-
-def _aligned(line: Row, widths: Sequence[int]) -> list[str]:
-    return [
-        cell.rjust(width) if i else cell.ljust(width)
-        for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-    ]
+    def _aligned(self, line: Row, widths: Sequence[int]) -> list[str]:
+        return [
+            cell.ljust(width) if i < self.left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]

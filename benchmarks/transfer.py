@@ -103,7 +103,7 @@ def _write(task: Task, client: Client) -> dict[str, Any]:
     checker.close()
     if _digests(back) != expected:
         raise AssertionError(f"{task.client}: what was written does not come back")
-    return asdict(cost)
+    return cost.as_json()
 
 
 def _read(task: Task, client: Client) -> dict[str, Any]:
@@ -116,4 +116,4 @@ def _read(task: Task, client: Client) -> dict[str, Any]:
         for wanted in (r for r in ranges if r.key == _key(i)):
             if xxhash.xxh3_64_intdigest(content[wanted.start : wanted.stop]) != next(digests):
                 raise AssertionError(f"{task.client}: {wanted} is not what was written")
-    return asdict(cost)
+    return cost.as_json(task.count * task.size)

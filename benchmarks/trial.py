@@ -60,11 +60,11 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     """Carry a trial out; what was restored is checked bit for bit before anything is returned."""
     trial = Trial(**request)
     load = workload(trial.letter, quick=trial.quick)
-    _warm_up(trial)
+    warm_up(trial)
     return (_save if trial.verb == "save" else _restore)(trial, load)
 
 
-def _warm_up(trial: Trial) -> None:
+def warm_up(trial: Trial) -> None:
     """Import, compile and start threads on something tiny."""
     peer, trees = PEERS[trial.peer], KINDS[PEERS[trial.peer].kind]
     tiny = Workload("", "", transformer(1, 16, 16))
@@ -85,7 +85,7 @@ def _save(trial: Trial, load: Workload) -> dict[str, Any]:
         peer.call("save", tree, trial.path, **trial.options)
         if "://" not in trial.path:
             make_durable(Path(trial.path))
-    return {**asdict(cost), "extra": cost.peak - cost.resident_before}
+    return cost.as_json()
 
 
 def _restore(trial: Trial, load: Workload) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _restore(trial: Trial, load: Workload) -> dict[str, Any]:
         with metered() as cost:
             tree = trees.ready(peer.call("restore", trial.path, like, **trial.options))
         check(trees, tree, load.target)
-    return {**asdict(cost), "extra": cost.peak - cost.resident_before - load.wanted_nbytes}
+    return cost.as_json(load.wanted_nbytes)
 
 
 def device_put(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def device_put(request: Mapping[str, Any]) -> dict[str, Any]:
     settle()
     with metered() as cost:
         KINDS["jax"].ready(jax.device_put(host, shardings))
-    return asdict(cost)
+    return cost.as_json(load.wanted_nbytes)
 
 
 def make_durable(path: Path) -> None:

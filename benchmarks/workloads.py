@@ -7,7 +7,8 @@ them, and check what another process restored.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -15,6 +16,15 @@ import numpy.typing as npt
 
 MESH = (4, 2)
 AXES = ("data", "model")
+
+_PERIOD = 16_777_259
+"""Of the numbers that leaves are cut from: more than any compressor looks back, and a prime, so
+that a block in a wrong place is never taken for the right one."""
+
+
+@cache
+def _numbers() -> npt.NDArray[np.float32]:
+    return np.random.Generator(np.random.SFC64(0)).standard_normal(_PERIOD, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,7 @@ class Leaf:
     spec : tuple of (str or None)
         Mesh axes that divide it, as in a `PartitionSpec`.
     number : int
-        Seeds its content.
+        Its content follows from it.
     """
 
     path: str
@@ -43,8 +53,13 @@ class Leaf:
 
     def content(self) -> npt.NDArray[np.float32]:
         """Make the array: normal numbers, as weights are."""
-        generator = np.random.Generator(np.random.SFC64(self.number))
-        return generator.standard_normal(self.shape, dtype=np.float32)
+        made = np.empty(prod(self.shape), np.float32)
+        at, start = 0, self.number * 1_000_003 % _PERIOD
+        while at < made.size:
+            piece = _numbers()[start : start + made.size - at]
+            made[at : at + piece.size] = piece
+            at, start = at + piece.size, 0
+        return made.reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,10 @@ class Workload:
         If not 0, only the first so many rows of the last leaf are read.
     saving : bool
         Whether the save is a figure too, or only what must come before.
+    threads_matter : bool
+        Whether a peer's number of writing threads can make a difference.
+    rounds : int
+        By default.
     """
 
     letter: str
@@ -72,6 +91,8 @@ class Workload:
     other_mesh: bool = False
     rows: int = 0
     saving: bool = True
+    threads_matter: bool = True
+    rounds: int = 3
 
     @property
     def nbytes(self) -> int:
@@ -114,39 +135,71 @@ def transformer(
 
 def workload(letter: str, *, quick: bool = False) -> Workload:
     """Return a workload by its letter; `quick` makes it tiny."""
-    layers, width, hidden = (2, 64, 256) if quick else (11, 2048, 8192)
-    if letter == "a":
-        return Workload("a", "a transformer, 1.9 GB", transformer(layers, width, hidden))
-    if letter == "b":
-        many = 50 if quick else 3000
-        small = tuple(Leaf(f"leaf{i:04}", (8, 64), ("data", "model"), i) for i in range(many))
-        return Workload("b", "3,000 leaves of 2 kB", small)
-    if letter == "c":
-        rows = 256 if quick else 32768
-        return Workload("c", "one leaf of 4 GB", (Leaf("w", (rows, 32768), AXES, 0),))
-    if letter == "d":
-        layers = 2 if quick else 4
-        parts = [
-            transformer(layers, width, hidden, f"{name}/", i * 1000)
-            for i, name in enumerate(("mu", "nu", "params"))
-        ]
-        leaves = tuple(leaf for part in parts for leaf in part)
-        return Workload(
-            "d", "params out of 2.1 GB with optimizer state", leaves, "params/", saving=False
-        )
-    if letter == "e":
-        leaves = transformer(layers, width, hidden)
-        return Workload("e", "(a) onto another mesh", leaves, other_mesh=True, saving=False)
-    if letter == "f":
-        leaves = transformer(layers, width, hidden)
-        return Workload(
-            "f", "128 rows of one leaf of (a)", leaves, rows=16 if quick else 128, saving=False
-        )
-    raise ValueError(f"no workload {letter!r}: one of {', '.join(LETTERS)}")
+    if letter not in _MAKERS:
+        raise ValueError(f"no workload {letter!r}: one of {', '.join(_MAKERS)}")
+    made = _MAKERS[letter](quick)
+    return replace(made, title=f"{made.title} (a tiny one instead)") if quick else made
 
 
-LETTERS = ("a", "b", "c", "d", "e", "f")
-"""Still to come: (g) the time for which an asynchronous save blocks; (h) the scale simulation."""
+def _a(quick: bool) -> Workload:
+    sizes = (2, 64, 256) if quick else (11, 2048, 8192)
+    return Workload("a", "a transformer, 1.9 GB", transformer(*sizes), rounds=5)
+
+
+def _b(quick: bool) -> Workload:
+    leaves = tuple(
+        Leaf(f"leaf{i:04}", (8, 64), ("data", "model"), i) for i in range(50 if quick else 3000)
+    )
+    return Workload("b", "3,000 leaves of 2 kB", leaves, rounds=5)
+
+
+def _c(quick: bool) -> Workload:
+    leaf = Leaf("w", (256 if quick else 32768, 32768), AXES, 0)
+    return Workload("c", "one leaf of 4 GB", (leaf,), threads_matter=False)
+
+
+def _d(quick: bool) -> Workload:
+    sizes = (2, 64, 256) if quick else (4, 2048, 8192)
+    parts = [
+        transformer(*sizes, f"{name}/", i * 1000) for i, name in enumerate(("mu", "nu", "params"))
+    ]
+    return Workload(
+        "d",
+        "params out of 2.1 GB with optimizer state",
+        tuple(leaf for part in parts for leaf in part),
+        "params/",
+        saving=False,
+        threads_matter=False,
+    )
+
+
+def _e(quick: bool) -> Workload:
+    return replace(
+        _a(quick),
+        letter="e",
+        title="(a) onto another mesh",
+        other_mesh=True,
+        saving=False,
+        rounds=3,
+    )
+
+
+def _f(quick: bool) -> Workload:
+    return replace(
+        _a(quick),
+        letter="f",
+        title="128 rows of one leaf of (a)",
+        rows=16 if quick else 128,
+        saving=False,
+        rounds=3,
+    )
+
+
+def _g(quick: bool) -> Workload:
+    return replace(_a(quick), letter="g", title="how long saving (a) blocks", rounds=3)
+
+
+_MAKERS = {"a": _a, "b": _b, "c": _c, "d": _d, "e": _e, "f": _f, "g": _g}
 
 
 def nested(paths: dict[str, object]) -> dict[str, object]:

@@ -61,13 +61,14 @@ class GcsBackend(Backend):
     """
 
     limits = Limits(
-        part_size=16 << 20,
+        # As Google's own transfer manager does: few requests, large ones.
+        part_size=32 << 20,
         max_parts=MAX_PARTS,
         max_part_size=5 << 30,
         max_put=5 << 30,
         read_size=16 << 20,
         read_gap=2 << 20,
-        concurrency=16,
+        concurrency=8,
     )
 
     FIELDS: ClassVar[str] = "name,size,generation,updated"

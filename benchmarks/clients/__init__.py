@@ -54,10 +54,26 @@ class Entry(NamedTuple):
         ``module:class`` below this package.
     needs : str
         The package without which there is nothing to measure.
+    settings : mapping
+        Keyword arguments of its constructor.
     """
 
     where: str
     needs: str
+    settings: Mapping[str, Any] = {}
+
+
+CONNECTIONS = (2, 4, 8, 16)
+"""How many connections plain HTTP is tried with."""
+
+
+def plain_http(connections: int) -> str:
+    """Name the client that looks for the server's limit."""
+    return f"plain HTTP × {connections}"
+
+
+def _plain(needs: str) -> Mapping[str, Entry]:
+    return {plain_http(n): Entry("http:HttpClient", needs, {"connections": n}) for n in CONNECTIONS}
 
 
 CLIENTS: Mapping[str, Mapping[str, Entry]] = {
@@ -71,18 +87,21 @@ CLIENTS: Mapping[str, Mapping[str, Entry]] = {
         "s3fs": Entry("fsspec:S3Client", "s3fs"),
         "ckptio+obstore": Entry("driver:PluginClient", "ckptio_obstore"),
         "obstore": Entry("obstore:ObstoreClient", "ckptio_obstore"),
+        **_plain("botocore"),
     },
     "gs": {
         "ckptio": Entry("driver:DriverClient", "ckptio"),
         "gcsfs": Entry("fsspec:GcsClient", "gcsfs"),
         "ckptio+obstore": Entry("driver:PluginClient", "ckptio_obstore"),
         "obstore": Entry("obstore:ObstoreClient", "ckptio_obstore"),
+        **_plain("google.auth"),
     },
     "az": {
         "ckptio": Entry("driver:DriverClient", "ckptio"),
         "adlfs": Entry("fsspec:AzureClient", "adlfs"),
         "ckptio+obstore": Entry("driver:PluginClient", "ckptio_obstore"),
         "obstore": Entry("obstore:ObstoreClient", "ckptio_obstore"),
+        **_plain("azure.storage.blob"),
     },
     "": {
         "ckptio": Entry("driver:DriverClient", "ckptio"),
@@ -91,15 +110,27 @@ CLIENTS: Mapping[str, Mapping[str, Entry]] = {
 }
 """By scheme; the empty one is for all others. The second of each is the yardstick."""
 
+SDKS = ("s3fs", "gcsfs", "adlfs", "obstore", "fsspec")
+"""The stores' plain SDKs among them."""
+
 
 def clients_of(uri: str, storage_options: Mapping[str, Any]) -> list[str]:
-    """Name the clients for a URI whose packages are installed and which can be used there."""
+    """Name the clients for a URI whose packages are installed and which can be used there.
+
+    Without plain HTTP, which is for `limit_clients_of`.
+    """
     scheme = _scheme(uri)
-    found = [name for name, entry in _entries(scheme).items() if find_spec(entry.needs)]
+    limits = limit_clients_of(uri)
+    found = [n for n, e in _entries(scheme).items() if n not in limits and find_spec(e.needs)]
     if scheme in ("gs", "gcs") and "endpoint_url" in storage_options:
         # It asks Google for a token before it talks to any other server.
         found = [name for name in found if "obstore" not in name]
     return found
+
+
+def limit_clients_of(uri: str) -> list[str]:
+    """Name the clients that look for the server's limit; none where it cannot be asked plainly."""
+    return [n for n, e in _entries(_scheme(uri)).items() if e.where.startswith("http:")]
 
 
 def _scheme(uri: str) -> str:
@@ -117,6 +148,8 @@ def make(name: str, uri: str, storage_options: Mapping[str, Any]) -> Client:
         # Else gcsfs asks Google's own endpoint for the bucket's layout, and waits minutes for it.
         # It looks once, when it is first imported, by whomever.
         os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
-    module, _, factory = _entries(_scheme(uri))[name].where.partition(":")
-    client: Client = getattr(import_module(f"{__name__}.{module}"), factory)(uri, storage_options)
+    entry = _entries(_scheme(uri))[name]
+    module, _, factory = entry.where.partition(":")
+    made = getattr(import_module(f"{__name__}.{module}"), factory)
+    client: Client = made(uri, storage_options, **entry.settings)
     return client
