@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ckptio.boxes import Box, intersect, merge
 from ckptio.errors import UnsupportedLeafError
-from ckptio.pages import allocate
 
 if TYPE_CHECKING:
     import jax
@@ -31,9 +30,6 @@ __all__ = [
 
 SMALL = 64 << 10
 """Arrays of up to this many bytes go from and to their devices whole, not by shard."""
-
-LARGE = 1 << 20
-"""From this many bytes on, an array gets pages of its own."""
 
 Layout = tuple[tuple[Box, tuple[int, ...]], ...]
 """Boxes that make up an array, each with the processes that hold it."""
@@ -239,8 +235,6 @@ def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return memory of any content that JAX's CPU devices can take over without a copy."""
     size = prod(shape) * dtype.itemsize
-    if size >= LARGE:
-        return allocate(size).view(dtype).reshape(shape)
     raw = np.empty(size + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + size].view(dtype).reshape(shape)

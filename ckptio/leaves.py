@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ckptio import dtypes, values
-from ckptio.arrays import ArrayView, Pieces, empty, is_jax_array
+from ckptio.arrays import ArrayView, Pieces, is_jax_array
 from ckptio.boxes import Box
 from ckptio.errors import UnsupportedLeafError
 from ckptio.manifest import LeafEntry
@@ -30,12 +30,7 @@ class HostArray:
 
     def hold(self) -> None:
         """Keep what the array holds now: its owner may write to it."""
-        array = self._array
-        if array.flags.c_contiguous:
-            self._array = empty(array.shape, array.dtype)  # in large pages, which cost less
-            np.copyto(self._array, array)
-        else:
-            self._array = array.copy(order="K")
+        self._array = self._array.copy(order="K")
 
     def read(self, box: Box) -> Pieces:
         """Return the whole array, of which the box is a part."""
