@@ -13,6 +13,7 @@ take part where they can reach the store. Each round starts a server with nothin
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,8 @@ class _Comparison:
         for name in able[turn:] + able[:turn]:
             what = f"{target.name}, round {round_ + 1}: {name}"
             self._progress.step(what, _guess(self._load))
+            # Servers write back later: what the one before left to the disk is not this one's.
+            os.sync()
             measured = self._peer if name in PEERS else self._sdk
             place = f"{name.replace(' ', '-').replace(',', '')}-{round_}"
             try:

@@ -16,6 +16,7 @@ A bucket with a soft delete policy keeps deleted parts, at cost, for as long as 
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections import defaultdict
@@ -61,14 +62,15 @@ class GcsBackend(Backend):
     """
 
     limits = Limits(
-        # As Google's own transfer manager does: few requests, large ones.
+        # Large parts and few requests at once, as Google's own transfer manager has them; on two
+        # cores, four were 1.1 times as fast as eight, and 1.7 times as fast as 16 of half the size.
         part_size=32 << 20,
         max_parts=MAX_PARTS,
         max_part_size=5 << 30,
         max_put=5 << 30,
         read_size=16 << 20,
         read_gap=2 << 20,
-        concurrency=8,
+        concurrency=min(16, max(4, 2 * (os.cpu_count() or 1))),
     )
 
     FIELDS: ClassVar[str] = "name,size,generation,updated"

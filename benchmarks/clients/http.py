@@ -75,19 +75,33 @@ class HttpClient:
         body: memoryview | None = None,
     ) -> None:
         url = urlsplit(request.url)
+        target = f"{url.path}?{url.query}"
+        while True:
+            connection, kept = self._connection(url.scheme, url.netloc)
+            try:
+                connection.request(request.method, target, body, dict(request.headers))
+                answer = connection.getresponse()
+            except ConnectionError:
+                connection.close()
+                if not kept:
+                    raise
+                continue  # the server had closed it in the meantime
+            with answer:
+                if answer.status not in (200, 201, 206):
+                    # The path only: the query may be a signature.
+                    raise OSError(f"{request.method} {url.path}: {answer.status} {answer.reason}")
+                take(answer)
+            self._idle.put(connection)
+            return
+
+    def _connection(self, scheme: str, place: str) -> tuple[http.client.HTTPConnection, bool]:
+        """Return a connection, and whether it was used before."""
         try:
-            connection = self._idle.get_nowait()
+            return self._idle.get_nowait(), True
         except queue.Empty:
-            tls = url.scheme == "https"
+            tls = scheme == "https"
             kind = http.client.HTTPSConnection if tls else http.client.HTTPConnection
-            connection = kind(url.netloc, timeout=120)
-        connection.request(request.method, f"{url.path}?{url.query}", body, dict(request.headers))
-        with connection.getresponse() as answer:
-            if answer.status not in (200, 201, 206):
-                # The path only: the query may be a signature.
-                raise OSError(f"{request.method} {url.path}: {answer.status} {answer.reason}")
-            take(answer)
-        self._idle.put(connection)
+            return kind(place, timeout=120), False
 
     def close(self) -> None:
         while not self._idle.empty():
