@@ -220,9 +220,9 @@ def held(shards: Iterable[tuple[Box, int]]) -> Layout:
     return tuple(sorted((box, found) for found, boxes in groups.items() for box in merge(boxes)))
 
 
-def goes_whole(sharding: Sharding | None, nbytes: int) -> bool:
+def goes_whole(sharding: Sharding, nbytes: int) -> bool:
     """Whether an array is put on its devices whole: a small one JAX divides faster than we do."""
-    return sharding is None or (nbytes <= SMALL and sharding.is_fully_addressable)
+    return nbytes <= SMALL and sharding.is_fully_addressable
 
 
 @lru_cache(maxsize=4096)

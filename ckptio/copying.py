@@ -379,16 +379,19 @@ def _publish(
             info = target.put(MANIFEST, encoded, mode="create")
         else:
             info = target.put(MANIFEST, encoded, if_match=replaces.etag)
-        if target.read(MANIFEST) != encoded:
+        arrived = target.read(MANIFEST) == encoded
+        if not arrived:
             # Damaged on its way, like any object: but this one is seen already.
             target.put(MANIFEST, encoded, if_match=info.etag)
+            arrived = target.read(MANIFEST) == encoded
     except (AlreadyExistsError, PreconditionFailedError) as error:
         # The answer to our own request may have been lost, and this be the answer to a retry.
         if commit.attempt_at(target) != manifest.attempt:
             raise AlreadyExistsError(
                 f"another checkpoint was saved to {target.uri} in the meantime; it was kept"
             ) from error
-    if target.read(MANIFEST) != encoded:
+        arrived = target.read(MANIFEST) == encoded
+    if not arrived:
         where = target.describe(MANIFEST)
         raise CorruptionError(f"{where} is not what was sent, nor was it at the second try")
     if there is not None and there != manifest.attempt:

@@ -18,7 +18,7 @@ __all__ = ["JaxProcesses", "ProcessGroup", "SingleProcess", "current"]
 
 
 class ProcessGroup(ABC):
-    """Processes that save together.
+    """Processes that save together, or restore and share their reads.
 
     Attributes
     ----------

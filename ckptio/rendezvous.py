@@ -1,4 +1,4 @@
-"""What the processes of one save tell each other, and how a failure reaches them all.
+"""What processes that save, or share reads, tell each other; how a failure reaches them all.
 
 Each process casts one vote in each phase. Process 0 collects the votes and posts the verdict: good
 once all are good, bad as soon as one is, when a process gives no sign of life any more, or when
@@ -27,7 +27,7 @@ from ckptio.processes import ProcessGroup
 __all__ = ["DEADLINE", "Rendezvous"]
 
 DEADLINE = 1800.0
-"""Seconds that a save of several processes may take if the user names no limit: no hang, ever."""
+"""Seconds that several processes may take together if the user names no limit: no hang, ever."""
 
 _POLL = 0.05
 _SLOWEST_POLL = 1.0
@@ -39,7 +39,7 @@ _numbers = itertools.count(1)
 
 
 class Rendezvous:
-    """One save's meeting of processes; all of them make theirs in the same order.
+    """One meeting of processes, for one save or restore; all make theirs in the same order.
 
     Parameters
     ----------
