@@ -13,6 +13,8 @@ from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
+_BEGAN = time.monotonic()
+_TAKEN_BACK = 4.0  # seconds, Linux reports free pages after two
 
 
 @dataclass
@@ -52,7 +54,12 @@ def metered() -> Iterator[Cost]:
 
 
 def settle() -> None:
-    """Give back what is free: it would be counted as there before, and hide what is used next."""
+    """Give back what is free: it would be counted as there before, and hide what is used next.
+
+    A process that has only just begun waits a little, too. Memory that another one left a moment
+    ago is touched fast; after some seconds, many a hypervisor has taken it back.
+    """
+    time.sleep(max(0.0, _BEGAN + _TAKEN_BACK - time.monotonic()))
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:

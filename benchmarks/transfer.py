@@ -12,7 +12,7 @@ import xxhash
 from benchmarks import clients
 from benchmarks.clients import Client, Range
 from benchmarks.limits import fresh_memory
-from benchmarks.meter import metered
+from benchmarks.meter import metered, settle
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ def _write(task: Task, client: Client) -> dict[str, Any]:
     expected = _digests([*contents.values()])
     # fsspec takes nothing but `bytes`; the others are given page-aligned memory, as by the core.
     objects = {k: memoryview(v) if client.takes_bytes else _aligned(v) for k, v in contents.items()}
+    settle()
     with metered() as cost:
         client.write(objects)
     checker = clients.make(task.checker, task.uri, task.storage_options)
@@ -108,6 +109,7 @@ def _write(task: Task, client: Client) -> dict[str, Any]:
 
 def _read(task: Task, client: Client) -> dict[str, Any]:
     ranges = task.ranges()
+    settle()
     with metered() as cost:
         found = client.read(ranges)
     digests = iter(_digests(found))
