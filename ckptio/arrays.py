@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptio import pages
 from ckptio.boxes import Box, intersect, merge
 from ckptio.errors import UnsupportedLeafError
 
@@ -30,6 +31,9 @@ __all__ = [
 
 SMALL = 64 << 10
 """Arrays of up to this many bytes go from and to their devices whole, not by shard."""
+
+LARGE = 4 << 20
+"""Arrays of this many bytes or more have pages of their own, which NumPy would want to be huge."""
 
 Layout = tuple[tuple[Box, tuple[int, ...]], ...]
 """Boxes that make up an array, each with the processes that hold it."""
@@ -235,6 +239,8 @@ def local_boxes(sharding: Sharding, shape: tuple[int, ...]) -> tuple[Box, ...]:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return memory of any content that JAX's CPU devices can take over without a copy."""
     size = prod(shape) * dtype.itemsize
+    if size >= LARGE:
+        return pages.ordinary(size).view(dtype).reshape(shape)
     raw = np.empty(size + 64, np.uint8)
     skip = -raw.ctypes.data % 64
     return raw[skip : skip + size].view(dtype).reshape(shape)
