@@ -9,20 +9,21 @@ overrides where its store can do better. `ckptio.testing.BackendContract` tests 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal, Self
 
 from ckptio.errors import InvalidKeyError, NotFoundError, PreconditionFailedError
 
-__all__ = ["Backend", "Buffer", "Limits", "ObjectInfo", "PutMode", "Upload", "check_key"]
+__all__ = ["Backend", "Buffer", "Limits", "ObjectInfo", "PutMode", "Sink", "Upload", "check_key"]
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 Buffer = bytes | bytearray | memoryview
+Sink = Callable[[memoryview], None]
 PutMode = Literal["overwrite", "create"]
 
 
@@ -64,6 +65,9 @@ class Limits:
         Preferred size of one ranged read.
     read_gap : int
         Two wanted ranges closer than this are cheaper to read as one.
+    read_buffer : int
+        Memory that one read needs: for a driver whose `Backend.read_through` passes an answer of
+        any size through less. 0 where it takes as much as is read.
     concurrency : int
         Requests worth having in flight.
     """
@@ -75,6 +79,7 @@ class Limits:
     max_put: int = 5 * GIB
     read_size: int = 8 * MIB
     read_gap: int = 1 * MIB
+    read_buffer: int = 0
     concurrency: int = 16
 
 
@@ -159,6 +164,26 @@ class Backend(ABC):
     @abstractmethod
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; absent keys are fine."""
+
+    def read_through(self, key: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
+        """Pass the object's `size` bytes from `start` on, in order, through a buffer.
+
+        The default asks for one buffer after the other. A driver that receives its answers bit by
+        bit passes one of any size on as it comes, so that requests can be large while what is
+        worked on stays in the processor's cache, and says so by `Limits.read_buffer`.
+
+        Parameters
+        ----------
+        buffer : memoryview
+            Filled, again and again, and left to the driver until the call returns.
+        sink : callable
+            Gets each piece, a part of `buffer`: full ones, and the rest. What it raises ends the
+            call, and is raised by it.
+        """
+        for at in range(0, size, len(buffer)):
+            piece = buffer[: min(len(buffer), size - at)]
+            self.read_into(key, start + at, piece)
+            sink(piece)
 
     def start_upload(self, key: str, size: int, part_size: int) -> Upload:
         """Begin an object of `size` bytes, written as parts of `part_size` (the last one shorter).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
 from typing import Any
@@ -22,6 +23,8 @@ from ckptio.retry import RetryingBackend
 from ckptio.transfer import Transfer
 
 __all__ = ["Reader"]
+
+_LEAST_SHARE = 8 << 20  # bytes for which a request of their own is worth it
 
 
 class Reader:
@@ -49,20 +52,26 @@ class Reader:
         self._verify = verify
         self._count = count
         self._read_size = read_size(backend.limits, options)
-        self._transfer = Transfer(
-            operation,
-            concurrency=options.concurrency or backend.limits.concurrency,
-            memory=options.memory,
-        )
+        self._concurrency = options.concurrency or backend.limits.concurrency
+        self._transfer = Transfer(operation, concurrency=self._concurrency, memory=options.memory)
 
     def plan(self, wants: Sequence[Want]) -> list[Read]:
-        """Plan the reads for some boxes."""
+        """Plan the reads for some boxes: large ones, unless that left threads without work."""
+        reads = self._planned(wants, self._read_size)
+        if len(reads) < self._concurrency:
+            share = sum(read.stop - read.start for read in reads) / self._concurrency
+            size = max(_LEAST_SHARE, math.ceil(share / BLOCK) * BLOCK)
+            if any(read.stop - read.start > size for read in reads):
+                return self._planned(wants, size)
+        return reads
+
+    def _planned(self, wants: Sequence[Want], size: int) -> list[Read]:
         return plan_reads(
             self._manifest,
             wants,
             align=BLOCK if self._verify else 1,
             gap=self._backend.limits.read_gap,
-            size=self._read_size,
+            size=size,
         )
 
     def run(self, reads: Sequence[Read], outs: Sequence[Units]) -> Iterable[Read]:
@@ -76,15 +85,16 @@ class Reader:
 
         def task(read: Read) -> Callable[[memoryview], Read]:
             def carry_out(buffer: memoryview) -> Read:
-                data = self._fetch(read, buffer)
-                for piece in read.pieces:
-                    _scatter(piece, read, data, outs[piece.want])
+                self._fetch(read, buffer, outs)
                 return read
 
             return carry_out
 
-        size = max((read.stop - read.start for read in reads), default=0)
-        yield from self._transfer.run(map(task, reads), -(-size // BLOCK) * BLOCK)
+        largest = max((read.stop - read.start for read in reads), default=0)
+        size = math.ceil(largest / BLOCK) * BLOCK
+        if through := self._backend.limits.read_buffer // BLOCK * BLOCK:
+            size = min(size, through)
+        yield from self._transfer.run(map(task, reads), size)
 
     def check_sizes(self, objects: Iterable[int]) -> None:
         """Compare the sizes of objects (by their numbers) with the manifest's, in parallel.
@@ -120,29 +130,38 @@ class Reader:
         ]
         return (read.stop - read.start for read in self.run(reads, ()))
 
-    def _fetch(self, read: Read, buffer: memoryview) -> npt.NDArray[np.uint8]:
-        entry = self._manifest.objects[read.object]
-        data = buffer[: read.stop - read.start]
+    def _fetch(self, read: Read, buffer: memoryview, outs: Sequence[Units]) -> None:
+        key = self._manifest.objects[read.object].key
+        at, suspect = read.start, (read.start, read.stop)
+
+        def take(data: memoryview) -> None:
+            nonlocal at, suspect
+            self._count(len(data))
+            if self._verify and (block := self._damaged(read.object, at, data)):
+                suspect = block
+                raise CorruptionError(
+                    f"{self._backend.describe(key)} is damaged: the checksum of bytes "
+                    f"{block[0]}:{block[1]} does not match"
+                )
+            _scatter(read.pieces, at, np.frombuffer(data, np.uint8), outs)
+            at += len(data)
+
         try:
-            self._backend.read_into(entry.key, read.start, data)
+            self._backend.read_through(key, read.start, read.stop - read.start, buffer, take)
         except NotFoundError as error:
             raise self._missing(read.object, read.start, read.stop) from error
         except CorruptionError as error:
-            leaves = self._leaves_at(read.object, read.start, read.stop)
+            leaves = self._leaves_at(read.object, *suspect)
             raise CorruptionError(f"{error}; it holds {leaves}") from error
-        self._count(len(data))
-        if self._verify:
-            checksums = self._manifest.checksums[read.object]
-            for at in range(0, len(data), BLOCK):
-                start = read.start + at
-                block = data[at : at + BLOCK]
-                if xxhash.xxh3_64_intdigest(block) != checksums[start // BLOCK]:
-                    raise CorruptionError(
-                        f"{self._backend.describe(entry.key)} is damaged: the checksum of bytes "
-                        f"{start}:{start + len(block)} does not match; they hold "
-                        f"{self._leaves_at(read.object, start, start + len(block))}"
-                    )
-        return np.frombuffer(data, np.uint8)
+
+    def _damaged(self, number: int, start: int, data: memoryview) -> tuple[int, int] | None:
+        """Return the first block of an object's bytes that is not what was saved."""
+        checksums = self._manifest.checksums[number]
+        for at in range(0, len(data), BLOCK):
+            block, first = data[at : at + BLOCK], start + at
+            if xxhash.xxh3_64_intdigest(block) != checksums[first // BLOCK]:
+                return first, first + len(block)
+        return None
 
     def _missing(self, number: int, start: int, stop: int) -> CorruptionError:
         key = self._manifest.objects[number].key
@@ -168,19 +187,29 @@ def read_size(limits: Limits, options: RestoreOptions) -> int:
     return max(1, (options.read_size or limits.read_size) // BLOCK) * BLOCK
 
 
-def _scatter(piece: Piece, read: Read, data: npt.NDArray[np.uint8], out: Units) -> None:
-    """Copy what a read holds of a piece's chunk to where the piece's box wants it."""
+def _scatter(
+    pieces: Iterable[Piece], start: int, data: npt.NDArray[np.uint8], outs: Sequence[Units]
+) -> None:
+    """Copy bytes of an object, from `start` on, to where they are wanted."""
+    for piece in pieces:
+        ends = piece.offset + piece.dtype.stored_nbytes(piece.chunk.size)
+        if piece.offset < start + len(data) and ends > start:
+            _place(piece, start, data, outs[piece.want])
+
+
+def _place(piece: Piece, start: int, data: npt.NDArray[np.uint8], out: Units) -> None:
+    """Copy what some bytes hold of a piece's chunk to where the piece's box wants it."""
     dtype = piece.dtype
-    lo = max(read.start - piece.offset, 0)
-    hi = min(read.stop - piece.offset, dtype.stored_nbytes(piece.chunk.size))
-    found = data[piece.offset + lo - read.start : piece.offset + hi - read.start]
+    lo = max(start - piece.offset, 0)
+    hi = min(start + len(data) - piece.offset, dtype.stored_nbytes(piece.chunk.size))
+    found = data[piece.offset + lo - start : piece.offset + hi - start]
     unit, lanes = dtype.unit, dtype.lanes
     if dtype.bits < 8:
         units, first = dtype.unpack(found), lo * 8 // dtype.bits
     else:
         if lo % unit.itemsize or hi % unit.itemsize:
-            # A unit lies across two reads, as happens in other programs' files, where offsets are
-            # not aligned: each read brings some of its bytes.
+            # A unit lies across two pieces, as happens in other programs' files, where offsets are
+            # not aligned: each brings some of its bytes.
             lanes = (*lanes, unit.itemsize)
             unit = np.dtype(np.uint8)
             out = out.reshape(-1).view(unit).reshape(*piece.box.shape, *lanes)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Upload
+from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Sink, Upload
 from ckptio.errors import StoreUnavailableError, StoreUnreachableError
 from ckptio.operation import Operation
 
@@ -79,6 +79,20 @@ class RetryingBackend(Backend):
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         self.attempt(lambda: self._inner.read_into(key, start, buffer))
+
+    def read_through(self, key: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
+        done = 0
+
+        def take(piece: memoryview) -> None:
+            nonlocal done
+            sink(piece)
+            done += len(piece)
+
+        def read_on() -> None:
+            if done < size:
+                self._inner.read_through(key, start + done, size - done, buffer, take)
+
+        self.attempt(read_on)
 
     def read(self, key: str) -> bytes:
         return self.attempt(lambda: self._inner.read(key))

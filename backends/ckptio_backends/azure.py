@@ -9,13 +9,23 @@ loop. Options and URIs are adlfs's: see `ckptio_backends.azure_account`.
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ckptio.backend import Backend, Buffer, Limits, ObjectInfo, PutMode, Upload, check_key
+from ckptio.backend import (
+    Backend,
+    Buffer,
+    Limits,
+    ObjectInfo,
+    PutMode,
+    Sink,
+    Upload,
+    check_key,
+)
 from ckptio.errors import (
     AlreadyExistsError,
     CorruptionError,
@@ -40,6 +50,7 @@ try:
     from ckptio_backends.azure_bodies import Incoming, Outgoing
     from ckptio_backends.azure_errors import mapped, refusal
     from ckptio_backends.event_loop import PerProcess
+    from ckptio_backends.http_bodies import ignore
 except ImportError as error:
     raise DriverUnavailableError(
         f"Azure Blob Storage needs more packages ({error}): pip install 'ckptio[azure]'"
@@ -68,9 +79,11 @@ class AzureBackend(Backend):
         max_part_size=4000 << 20,
         max_parts=50_000,
         max_put=5000 << 20,
-        read_size=8 << 20,
+        read_size=32 << 20,
         read_gap=1 << 20,
-        concurrency=16,
+        read_buffer=4 << 20,
+        # Threads that wait for one another's interpreter cost more than they bring.
+        concurrency=min(16, max(8, 4 * (os.cpu_count() or 1))),
     )
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any]) -> None:
@@ -128,25 +141,28 @@ class AzureBackend(Backend):
         return _AzureUpload(self, key, size, part_size)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        view = buffer.cast("B")
-        where = self.describe(key)
-        if not view:
+        if not len(buffer):
             size = self.head(key).size
             if start > size:
-                raise CorruptionError(f"{where} ends at byte {size}, before byte {start}")
+                raise CorruptionError(
+                    f"{self.describe(key)} ends at byte {size}, before byte {start}"
+                )
             return
-        blob, incoming = self.blob(key), Incoming(where, start, view)
+        view = buffer.cast("B")
+        self.read_through(key, start, len(view), view, ignore)
+
+    def read_through(self, key: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
+        where = self.describe(key)
+        blob, incoming = self.blob(key), Incoming(where, start, size, buffer, sink)
         with self.errors(key):
             try:
-                blob.download_blob(
-                    start, len(view), raw_response_hook=incoming, **self.request_options
-                )
+                blob.download_blob(start, size, raw_response_hook=incoming, **self.request_options)
             except HttpResponseError as error:
                 if error.status_code != 416:
                     raise
-                size = self.head(key).size
+                found = self.head(key).size
                 raise CorruptionError(
-                    f"{where} ends at byte {size}, before byte {start + len(view)}"
+                    f"{where} ends at byte {found}, before byte {start + size}"
                 ) from error
         incoming.check()
 

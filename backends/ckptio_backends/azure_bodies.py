@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from ckptio.backend import Sink
 from ckptio.errors import CorruptionError, StorageError, StoreUnavailableError
+from ckptio_backends.http_bodies import receive
 
 __all__ = ["Incoming", "Outgoing"]
 
 _SENT_PIECE = 256 << 10
-_READ_PIECE = 1 << 20
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -41,7 +42,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A ``raw_response_hook`` that reads the answer's body into the caller's memory.
+    """A ``raw_response_hook`` that reads the answer's body through the caller's memory.
 
     Parameters
     ----------
@@ -49,15 +50,19 @@ class Incoming:
         The object's URI, for messages.
     start : int
         The first byte asked for.
-    view : memoryview
-        Filled whole, or an error is raised.
+    size : int
+        Bytes asked for; all of them come, or an error is raised.
+    buffer, sink : memoryview, callable
+        As in `ckptio.Backend.read_through`.
     """
 
-    def __init__(self, where: str, start: int, view: memoryview) -> None:
+    def __init__(self, where: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
         self._where = where
         self._start = start
-        self._view = view
-        self._done = 0
+        self._size = size
+        self._buffer = buffer
+        self._sink = sink
+        self._came = False
 
     def __call__(self, response: Any) -> None:
         answer = response.http_response
@@ -65,21 +70,24 @@ class Incoming:
             return  # the SDK raises what that is
         try:
             self._check_range(answer.status_code, answer.headers.get("Content-Range", ""))
-            self._fill(answer.internal_response.raw)
+            what = f"{self._where}, byte {self._start}"
+            raw = answer.internal_response.raw
+            receive(raw, self._size, self._buffer, self._sink, what)
+            self._came = True
         except BaseException:
             # A connection with half a body in it is of no more use.
             answer.internal_response.close()
             raise
 
     def check(self) -> None:
-        """Raise unless the memory was filled."""
-        if self._done < len(self._view):
+        """Raise unless the body came."""
+        if not self._came:
             raise StoreUnavailableError(f"{self._where}: no data came for byte {self._start}")
 
     def _check_range(self, status: int, content_range: str) -> None:
         match = _RANGE.fullmatch(content_range)
         start, stop = (int(match[1]), int(match[2]) + 1) if match else (-1, -1)
-        wanted = self._start + len(self._view)
+        wanted = self._start + self._size
         if status != 206 or start != self._start or stop > wanted or match is None:
             raise StorageError(
                 f"{self._where}: bytes {self._start}:{wanted} were asked for, the store answered "
@@ -87,13 +95,3 @@ class Incoming:
             )
         if stop < wanted:
             raise CorruptionError(f"{self._where} ends at byte {match[3]}, before byte {wanted}")
-
-    def _fill(self, raw: Any) -> None:
-        while self._done < len(self._view):
-            count = raw.readinto(self._view[self._done : self._done + _READ_PIECE])
-            if not count:
-                raise StoreUnavailableError(
-                    f"{self._where}: the answer ended at byte {self._start + self._done}, before "
-                    f"byte {self._start + len(self._view)}"
-                )
-            self._done += count

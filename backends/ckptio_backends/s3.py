@@ -5,6 +5,7 @@ Storage options are spelled as for s3fs.
 
 from __future__ import annotations
 
+import os
 import re
 import secrets
 import time
@@ -15,7 +16,16 @@ from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import Any
 
-from ckptio.backend import Backend, Buffer, Limits, ObjectInfo, PutMode, Upload, check_key
+from ckptio.backend import (
+    Backend,
+    Buffer,
+    Limits,
+    ObjectInfo,
+    PutMode,
+    Sink,
+    Upload,
+    check_key,
+)
 from ckptio.errors import (
     CorruptionError,
     DriverUnavailableError,
@@ -29,8 +39,10 @@ from ckptio.hooks import hookimpl
 
 try:
     from botocore.exceptions import ClientError
+    from botocore.response import StreamingBody
 
     from ckptio_backends.event_loop import PerProcess
+    from ckptio_backends.http_bodies import ignore, receive
     from ckptio_backends.s3_client import Body, Settings, connect
     from ckptio_backends.s3_errors import code_of, error_of_code, mapped
 except ImportError as error:
@@ -43,7 +55,6 @@ __all__ = ["S3Backend"]
 # Access points are named by an ARN, which holds a slash of its own.
 _PLACE = re.compile(r"s3://(arn:[^/]+:accesspoint[:/][^/]+|[^/]+)(?:/(.*))?", re.DOTALL)
 _BATCH = 1000  # keys that one DeleteObjects takes
-_RECEIVE = 1 << 20
 _OWNER = "ckptio-upload"
 
 
@@ -56,9 +67,11 @@ class S3Backend(Backend):
         max_part_size=5 << 30,
         max_parts=10_000,
         max_put=5 << 30,
-        read_size=8 << 20,
+        read_size=32 << 20,
         read_gap=1 << 20,
-        concurrency=16,
+        read_buffer=4 << 20,
+        # Threads that wait for one another's interpreter cost more than they bring.
+        concurrency=min(16, max(8, 4 * (os.cpu_count() or 1))),
     )
 
     def __init__(self, uri: str, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -98,25 +111,21 @@ class S3Backend(Backend):
         return _S3Upload(self, key, self._path(key), size, part_size)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
-        path, size = self._path(key), len(buffer)
-        if not size:
+        if not len(buffer):
             if self.head(key).size < start:
                 raise CorruptionError(f"{self.describe(key)} ends before byte {start}")
             return
+        self.read_through(key, start, len(buffer), buffer, ignore)
+
+    def read_through(self, key: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
+        path = self._path(key)
         with self.errors(key):
             answer = self.call("get_object", Key=path, Range=f"bytes={start}-{start + size - 1}")
             body = answer["Body"]
             try:
                 self._check_range(key, answer, start, size)
-                done = 0
-                while done < size:
-                    count = body.readinto(buffer[done : done + _RECEIVE])
-                    if not count:
-                        raise StoreUnavailableError(
-                            f"{self.describe(key)} ({self._endpoint}): the answer ended after "
-                            f"{done} of {size} bytes"
-                        )
-                    done += count
+                what = f"{self.describe(key)} ({self._endpoint})"
+                receive(_raw(body), size, buffer, sink, what)
             finally:
                 body.close()
 
@@ -375,6 +384,11 @@ class _S3Upload(Upload):
 
     def abort(self) -> None:
         self._backend.abort_upload(self._key, self._path, self._id)
+
+
+def _raw(body: Any) -> Any:
+    """Return what urllib3 made of an answer; botocore's wrapper if that computes a checksum."""
+    return getattr(body, "_raw_stream", body) if type(body) is StreamingBody else body
 
 
 def _date(answer: Mapping[str, Any]) -> float:

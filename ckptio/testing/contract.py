@@ -272,6 +272,34 @@ class BackendContract(ABC):
         backend.read_into("k", 4, memoryview(buffer)[2:5])
         assert buffer == b"--456---"
 
+    @pytest.mark.parametrize(
+        ("size", "length"), [(20, 1), (20, 11), (700 * KIB + 5, 300 * KIB), (20, 1024)]
+    )
+    def test_reads_a_range_through_a_smaller_buffer(
+        self, backend: Backend, size: int, length: int
+    ) -> None:
+        data = random.Random(4).randbytes(size)
+        self.raw_put(backend, "k", data)
+        pieces: list[bytes] = []
+        buffer = memoryview(bytearray(length))
+        backend.read_through("k", 9, len(data) - 9, buffer, lambda p: pieces.append(bytes(p)))
+        assert b"".join(pieces) == data[9:]
+        # Whole buffers and the rest, so that blocks stay blocks.
+        assert {len(piece) for piece in pieces[:-1]} <= {length}
+
+    def test_what_takes_the_bytes_may_refuse_them(self, backend: Backend) -> None:
+        self.raw_put(backend, "k", b"0123456789")
+        seen: list[bytes] = []
+
+        def refuse(piece: memoryview) -> None:
+            seen.append(bytes(piece))
+            raise CorruptionError("not these")
+
+        with pytest.raises(CorruptionError, match="not these"):
+            backend.read_through("k", 0, 10, memoryview(bytearray(4)), refuse)
+        assert seen == [b"0123"]
+        assert backend.read("k") == b"0123456789"  # the next call gets its own answer
+
     @pytest.mark.parametrize("start", [5, 10, 11])
     def test_reading_past_the_end_is_an_error(self, backend: Backend, start: int) -> None:
         self.raw_put(backend, "k", b"0123456789")

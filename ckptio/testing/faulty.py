@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Upload
+from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Sink, Upload
 
 __all__ = ["Call", "FaultyBackend"]
 
@@ -21,8 +21,8 @@ class Call:
     index : int
         From 0, in the order of arrival.
     method : str
-        ``put``, ``read_into``, ``head``, ``list``, ``list_children``, ``delete``,
-        ``start_upload``, ``write_part``, ``complete``, ``abort``.
+        ``put``, ``read_into`` (for `read_through` too), ``head``, ``list``, ``list_children``,
+        ``delete``, ``start_upload``, ``write_part``, ``complete``, ``abort``.
     key : str
         Or prefix; the first one of a batch.
     start, nbytes : int
@@ -104,6 +104,10 @@ class FaultyBackend(Backend):
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         with self._call("read_into", key, start, len(buffer)):
             self.inner.read_into(key, start, buffer)
+
+    def read_through(self, key: str, start: int, size: int, buffer: memoryview, sink: Sink) -> None:
+        with self._call("read_into", key, start, size):
+            self.inner.read_through(key, start, size, buffer, sink)
 
     def head(self, key: str) -> ObjectInfo:
         with self._call("head", key):

@@ -14,7 +14,10 @@ from servers import proxy as faults
 from servers.proxy import fault_proxy
 
 import ckptio
+from ckptio.operation import Operation
+from ckptio.retry import RetryingBackend
 
+MIB = 1 << 20
 TREE = {"w": np.arange(6_000_000, dtype=np.float32), "step": 3}  # 24 MB
 OPTIONS = ckptio.SaveOptions(part_size=1, object_size=16 << 20)
 
@@ -55,6 +58,37 @@ def test_connections_that_break_are_made_anew(far):
     proxy.add(faults.refuse_connection(), method="PUT", when=every(2, 1), times=2)
     ckptio.save(**place.to, tree=TREE, options=OPTIONS)
     assert_whole(place)
+
+
+def test_one_read_after_the_other_takes_the_same_connection(far):
+    place, proxy = far
+    data = bytes(range(256)) * 4096
+    with ckptio.open_backend(**place.to) as backend:
+        backend.put("k", data)
+        before = proxy.connections
+        for start in range(0, len(data), 100_000):
+            buffer = bytearray(min(100_000, len(data) - start))
+            backend.read_into("k", start, memoryview(buffer))
+            assert buffer == data[start : start + 100_000]
+        assert proxy.connections == before
+
+
+def test_a_read_goes_on_where_its_answer_broke_off(far):
+    place, proxy = far
+    data = np.random.default_rng(5).bytes(20 * MIB)
+    with ckptio.open_backend(**place.to) as driver:
+        if not driver.limits.read_buffer:
+            pytest.skip("this driver takes its answers whole")
+        driver.put("k", data)
+        proxy.clear()
+        proxy.add(faults.cut(9 * MIB), method="GET")
+        backend = RetryingBackend(driver, Operation("a test"))
+        came = []
+        buffer = memoryview(bytearray(4 * MIB))
+        backend.read_through("k", 0, len(data), buffer, lambda piece: came.append(bytes(piece)))
+    assert b"".join(came) == data
+    asked = [r.headers.get("x-ms-range") or r.headers["range"] for r in proxy.requests]
+    assert [text.partition("-")[0] for text in asked] == ["bytes=0", f"bytes={8 * MIB}"]
 
 
 def test_a_body_shorter_than_it_says_is_read_again(far):

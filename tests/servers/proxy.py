@@ -245,6 +245,8 @@ class FaultProxy:
         Where clients find it.
     requests : list of Request
         All that came, in the order in which they came.
+    connections : int
+        How many clients have opened.
     latency : float
         Seconds before anything is done about a request.
     """
@@ -253,6 +255,7 @@ class FaultProxy:
         parts = urlsplit(upstream)
         self.upstream = (parts.hostname or "", parts.port or 80)
         self.requests: list[Request] = []
+        self.connections = 0
         self.latency = 0.0
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
@@ -325,6 +328,7 @@ class FaultProxy:
                     client.close()
                     return
                 self._clients.add(client)
+                self.connections += 1
             self._start(self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:

@@ -194,9 +194,8 @@ def test_elements_that_lie_across_two_reads_come_back_whole(file, size):
                 outs.append(empty(stored.units_shape(found.shape), stored.unit))
                 wanted.append(found)
     for read in plan_reads(manifest, wants, align=1, gap=3, size=size):
-        for piece in read.pieces:
-            part = np.frombuffer(data[read.start : read.stop], np.uint8)
-            _scatter(piece, read, part, outs[piece.want])
+        part = np.frombuffer(data[read.start : read.stop], np.uint8)
+        _scatter(read.pieces, read.start, part, outs)
     for want, out, found in zip(wants, outs, wanted, strict=True):
         assert manifest.leaves[want.leaf].stored.from_units(out).tobytes() == found.tobytes()
 
