@@ -45,7 +45,9 @@ def test_each_driver_is_measured_against_its_sdk_and_the_limit(tmp_path):
     clients = ("ckptio", "files, buffered", LIMIT)
     assert measured.keys() >= {("local", c, v) for c in clients for v in ("write", "read")}
     assert "| write: files, buffered |" in (tmp_path / "stores.md").read_text()
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    machine, *tables = done.stdout.splitlines()  # how long a processor's name is, it decides
+    assert "cores" in machine
+    assert max(map(len, tables)) <= 100
 
 
 def test_workloads_are_measured_against_the_limit_and_can_be_resumed(tmp_path):
