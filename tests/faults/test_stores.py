@@ -81,7 +81,7 @@ def test_a_read_goes_on_where_its_answer_broke_off(far):
             pytest.skip("this driver takes its answers whole")
         driver.put("k", data)
         proxy.clear()
-        proxy.add(faults.cut(9 * MIB), method="GET")
+        proxy.add(faults.end_early(9 * MIB), method="GET")
         backend = RetryingBackend(driver, Operation("a test"))
         came = []
         buffer = memoryview(bytearray(4 * MIB))
