@@ -89,10 +89,17 @@ class RetryingBackend(Backend):
             done += len(piece)
 
         def read_on() -> None:
-            if done < size:
+            before = done
+            try:
                 self._inner.read_through(key, start + done, size - done, buffer, take)
+            except StoreUnavailableError as error:
+                if done == before or self._operation.given_up.is_set():
+                    raise
+                # It got on: what is left is asked for with patience anew, however long this took.
+                _log.info("going on after %d of %d bytes: %s", done, size, error)
 
-        self.attempt(read_on)
+        while done < size:
+            self.attempt(read_on)
 
     def read(self, key: str) -> bytes:
         return self.attempt(lambda: self._inner.read(key))

@@ -12,6 +12,7 @@ from ckptio import (
     open_backend,
     retry,
 )
+from ckptio.memory import MemoryBackend
 from ckptio.operation import Operation
 from ckptio.retry import RetryingBackend
 from ckptio.testing import FaultyBackend
@@ -88,6 +89,32 @@ def test_a_store_that_never_answered_is_given_up_sooner():
     with pytest.raises(StoreUnreachableError):
         backend.head("k")
     assert late.seen["head"] > soon
+
+
+class Breaking(MemoryBackend):
+    """Passes one piece on, and breaks."""
+
+    def read_through(self, key, start, size, buffer, sink):
+        piece = buffer[: min(len(buffer), size)]
+        self.read_into(key, start, piece)
+        sink(piece)
+        raise StoreUnavailableError("broke off")
+
+
+def test_a_read_that_gets_on_loses_no_patience(monkeypatch):
+    monkeypatch.setattr(retry, "PATIENCE", 0.0)
+    inner, came, buffer = Breaking("memory://retry/y"), [], memoryview(bytearray(4))
+    inner.put("k", b"0123456789")
+    backend = RetryingBackend(inner, Operation("testing"))
+    backend.read_through("k", 0, 10, buffer, lambda piece: came.append(bytes(piece)))
+    assert came == [b"0123", b"4567", b"89"]
+    _, stuck = make(Flaky(10**9))
+    with pytest.raises(StoreUnavailableError, match="busy"):
+        stuck.read_through("k", 0, 10, buffer, came.append)
+    given_up = Operation("testing")
+    given_up.given_up.set()
+    with pytest.raises(StoreUnavailableError, match="broke off"):
+        RetryingBackend(inner, given_up).read_through("k", 0, 10, buffer, came.append)
 
 
 def test_a_deadline_ends_it_and_names_the_cause():
