@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import time
@@ -34,26 +35,29 @@ class Way:
     huge : bool
         In memory marked for huge pages. Which are faster to touch for the first time depends on
         what a hypervisor did with them, so reading tries both.
+    reserved : bool
+        Writing into space that was reserved for the file, instead of into a hole.
     """
 
     direct: bool
     threads: int
     block: int
     huge: bool = True
+    reserved: bool = False
 
     def __str__(self) -> str:
         how = "O_DIRECT" if self.direct else "buffered"
         pages = "" if self.huge else ", small pages"
-        return f"{how}, {self.threads} × {self.block // MIB} MiB{pages}"
+        space = ", space reserved" if self.reserved else ""
+        return f"{how}, {self.threads} × {self.block // MIB} MiB{pages}{space}"
 
 
-WAYS = [
-    Way(direct, threads, block, huge)
-    for direct in (True, False)
-    for threads in THREADS
-    for block in BLOCKS
-    for huge in (True, False)
-]
+_GRID = [*itertools.product((True, False), THREADS, BLOCKS, (True, False))]
+WAYS = {
+    # What is written comes from one small buffer, whose pages make no difference.
+    "save": [Way(direct, threads, block, True, space) for direct, threads, block, space in _GRID],
+    "restore": [Way(*choice) for choice in _GRID],
+}
 
 
 def write(path: Path, nbytes: int, way: Way) -> float:
@@ -64,7 +68,10 @@ def write(path: Path, nbytes: int, way: Way) -> float:
     began = time.perf_counter()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | (_DIRECT if way.direct else 0), 0o666)
     try:
-        os.truncate(fd, nbytes)
+        if way.reserved:
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            os.truncate(fd, nbytes)
         _each_block(nbytes, way, lambda at: _expect(os.pwrite(fd, source, at), way.block))
         os.fsync(fd)
     finally:
@@ -159,12 +166,10 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def best_ways(
-    measured: Callable[[str, Way], float], ways: Sequence[Way] = WAYS
+    measured: Callable[[str, Way], float], ways: Mapping[str, Sequence[Way]] = WAYS
 ) -> Iterable[tuple[str, Way, float]]:
     """Yield the fastest way to save and to restore, and the seconds that it took."""
-    for verb in ("save", "restore"):
-        # What is written comes from one small buffer.
-        able = [way for way in ways if way.huge or verb == "restore"]
+    for verb, able in ways.items():
         times = {way: measured(verb, way) for way in able}
         best = min(times, key=times.__getitem__)
         yield verb, best, times[best]

@@ -145,11 +145,10 @@ class ArrayView:
     def read(self, box: Box) -> Pieces:
         """Return what this process's shards hold of a box; on CPU devices as views."""
         with self._fetching:
-            return [
-                (held, np.asarray(data))
-                for held, data in self._held.items()
-                if held == box or intersect(held, box) is not None
-            ]
+            found = [held for held in self._held if held == box or intersect(held, box) is not None]
+            for held in found:
+                self._held[held] = np.asarray(self._held[held])  # each is fetched once
+            return [(held, self._held[held]) for held in found]
 
 
 def _fetched(array: jax.Array) -> npt.NDArray[Any]:

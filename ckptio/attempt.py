@@ -251,16 +251,12 @@ class Attempt:
             return leaves[chunk.leaf].source.read(chunk.box)
 
         plans = [leaf.plan for leaf in leaves]
+        transfer = Transfer.of_data(self.operation, self.backend.limits, self.options)
         writers = [
-            ObjectWriter(self.backend, plan, plans, source, self.options.part_size)
+            ObjectWriter(self.backend, plan, plans, source, self.options.part_size, transfer.turn)
             for plan in self.objects
         ]
         buffer_size = max((w.buffer_size for w in writers), default=0)
-        transfer = Transfer(
-            self.operation,
-            concurrency=self.options.concurrency or self.backend.limits.concurrency,
-            memory=self.options.memory,
-        )
         tasks = chain.from_iterable(writer.tasks() for writer in writers)
         try:
             with bar(self.nbytes, "saving", show=self.progress) as update:

@@ -70,6 +70,10 @@ class Limits:
         any size through less. 0 where it takes as much as is read.
     concurrency : int
         Requests worth having in flight.
+    spare : int
+        Threads beyond those, which meanwhile gather the next parts or place what came. For a
+        device that is at its full rate with few requests: those that begin together end together,
+        and it would wait while all their threads are busy with something else.
     """
 
     part_size: int = 8 * MIB
@@ -81,6 +85,7 @@ class Limits:
     read_gap: int = 1 * MIB
     read_buffer: int = 0
     concurrency: int = 16
+    spare: int = 0
 
 
 class Upload(ABC):

@@ -48,7 +48,7 @@ class Box(NamedTuple):
 
     def extended(self, lengths: tuple[int, ...]) -> Box:
         """Return the box with whole axes of these lengths after its own."""
-        return Box(self.start + (0,) * len(lengths), self.shape + lengths)
+        return Box(self.start + (0,) * len(lengths), self.shape + lengths) if lengths else self
 
     def __str__(self) -> str:
         return f"[{','.join(f'{s.start}:{s.stop}' for s in self.slices)}]"
@@ -62,12 +62,15 @@ def intersect(a: Box, b: Box) -> Box | None:
     >>> str(intersect(Box((0, 0), (4, 4)), Box((2, 3), (4, 4))))
     '[2:4,3:4]'
     """
-    start = tuple(map(max, a.start, b.start))
-    stop = tuple(
-        min(i + m, j + n) for i, m, j, n in zip(a.start, a.shape, b.start, b.shape, strict=True)
-    )
-    shape = tuple(j - i for i, j in zip(start, stop, strict=True))
-    return Box(start, shape) if all(n > 0 for n in shape) else None
+    start, shape = [], []
+    for i, m, j, n in zip(a.start, a.shape, b.start, b.shape, strict=True):
+        first = max(i, j)
+        length = min(i + m, j + n) - first
+        if length <= 0:  # most pairs that are asked about end here
+            return None
+        start.append(first)
+        shape.append(length)
+    return Box(tuple(start), tuple(shape))
 
 
 def split(box: Box, count: int) -> list[Box]:

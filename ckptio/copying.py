@@ -180,11 +180,7 @@ def _copy(
     encoded, manifest = _load(source)
     there = commit.attempt_at(target)
     replaces = commit.to_replace(target, overwrite=overwrite or there == manifest.attempt)
-    transfer = Transfer(
-        operation,
-        concurrency=options.concurrency or target.limits.concurrency,
-        memory=options.memory,
-    )
+    transfer = Transfer.of_data(operation, target.limits, options)
     _check_source(source, manifest, transfer)
     missing = _missing(target, manifest, transfer, show=progress)
     etags = Etags()
@@ -194,6 +190,7 @@ def _copy(
             entry.key,
             entry.size,
             part_size(target.limits, options.part_size, entry.size),
+            transfer.turn,
             etags,
         )
         for entry in (manifest.objects[number] for number in missing)

@@ -36,7 +36,7 @@ class SaveOptions(_Options):
     memory : int
         Bytes of buffers at the most; one part is always allowed.
     concurrency : int, optional
-        Threads that write; by default what the backend asks for.
+        Requests at once; by default what the backend asks for.
     deadline : float, optional
         Seconds for the whole operation.
     object_size : int
@@ -61,7 +61,7 @@ class RestoreOptions(_Options):
     memory : int
         Bytes of buffers at the most; one read is always allowed.
     concurrency : int, optional
-        Threads that read; by default what the backend asks for.
+        Requests at once; by default what the backend asks for.
     deadline : float, optional
         Seconds for the whole operation.
     read_size : int, optional

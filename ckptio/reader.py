@@ -52,14 +52,13 @@ class Reader:
         self._verify = verify
         self._count = count
         self._read_size = read_size(backend.limits, options)
-        self._concurrency = options.concurrency or backend.limits.concurrency
-        self._transfer = Transfer(operation, concurrency=self._concurrency, memory=options.memory)
+        self._transfer = Transfer.of_data(operation, backend.limits, options)
 
     def plan(self, wants: Sequence[Want]) -> list[Read]:
         """Plan the reads for some boxes: large ones, unless that left threads without work."""
         reads = self._planned(wants, self._read_size)
-        if len(reads) < self._concurrency:
-            share = sum(read.stop - read.start for read in reads) / self._concurrency
+        if len(reads) < (threads := self._transfer.threads):
+            share = sum(read.stop - read.start for read in reads) / threads
             size = max(_LEAST_SHARE, math.ceil(share / BLOCK) * BLOCK)
             if any(read.stop - read.start > size for read in reads):
                 return self._planned(wants, size)
@@ -147,7 +146,14 @@ class Reader:
             at += len(data)
 
         try:
-            self._backend.read_through(key, read.start, read.stop - read.start, buffer, take)
+            if self._backend.limits.read_buffer:
+                with self._transfer.turn:
+                    self._backend.read_through(key, at, read.stop - at, buffer, take)
+            else:
+                data = buffer[: read.stop - at]
+                with self._transfer.turn:
+                    self._backend.read_into(key, at, data)
+                take(data)
         except NotFoundError as error:
             raise self._missing(read.object, read.start, read.stop) from error
         except CorruptionError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bisect
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -83,16 +85,14 @@ class Rewriter:
             Of these leaves in the checkpoint.
         """
         self._reader.check_sizes(range(len(self._checkpoint.manifest.objects)))
+        # Beside its buffer, each thread holds what was read for one part, and the reads.
+        options = replace(self._options, memory=max(1, self._options.memory // 3))
+        transfer = Transfer.of_data(self._operation, self._backend.limits, options)
         objects = [
-            _Object(self._backend, plan, self._wanted_part, leaves, numbers) for plan in plans
+            _Object(self._backend, plan, self._wanted_part, leaves, numbers, transfer.turn)
+            for plan in plans
         ]
         size = max((o.buffer_size for o in objects), default=0)
-        transfer = Transfer(
-            self._operation,
-            concurrency=self._options.concurrency or self._backend.limits.concurrency,
-            # Beside its buffer, each thread holds what was read for one part, and the reads.
-            memory=self._options.memory // 3,
-        )
         tasks = (
             partial(self._write_part, item, start)
             for item in objects
@@ -156,13 +156,14 @@ class _Object:
         wanted_part: int,
         leaves: Sequence[LeafPlan],
         numbers: Sequence[int],
+        turn: AbstractContextManager[object],
     ) -> None:
         self.plan = plan
         self.leaves = leaves
         self.numbers = numbers
         self.checksums = np.zeros(-(-plan.size // BLOCK), np.uint64)
         size = part_size(backend.limits, wanted_part, plan.size)
-        self.upload = ObjectUpload(backend, plan.key, plan.size, size)
+        self.upload = ObjectUpload(backend, plan.key, plan.size, size, turn)
         self._ends = [chunk.offset + chunk.nbytes for chunk in plan.chunks]
 
     @property

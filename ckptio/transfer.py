@@ -11,9 +11,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Self, TypeVar
 
+from ckptio.backend import Limits
 from ckptio.operation import Operation
+from ckptio.options import RestoreOptions, SaveOptions
 from ckptio.pages import allocate
 
 __all__ = ["Transfer"]
@@ -36,15 +38,39 @@ class Transfer:
     operation : Operation
         What the tasks are part of; it ends when its time is up.
     concurrency : int
-        Threads, unless memory allows fewer.
+        Requests at once.
     memory : int
         Bytes of buffers at the most; one buffer is always allowed.
+    spare : int
+        Threads beyond `concurrency`, unless memory allows fewer.
+
+    Attributes
+    ----------
+    threads : int
+        At the most.
+    turn : context manager
+        Where there are spare threads, a task takes it for a request, and only for that.
     """
 
-    def __init__(self, operation: Operation, *, concurrency: int, memory: int) -> None:
+    def __init__(
+        self, operation: Operation, *, concurrency: int, memory: int, spare: int = 0
+    ) -> None:
+        self.threads = concurrency + spare
+        self.turn = threading.Semaphore(concurrency)
         self._operation = operation
-        self._concurrency = concurrency
         self._memory = memory
+
+    @classmethod
+    def of_data(
+        cls, operation: Operation, limits: Limits, options: SaveOptions | RestoreOptions
+    ) -> Self:
+        """Return one that moves a checkpoint's data as a store and the user want it."""
+        return cls(
+            operation,
+            concurrency=options.concurrency or limits.concurrency,
+            memory=options.memory,
+            spare=limits.spare,
+        )
 
     def run(self, tasks: Iterable[Task[T]], buffer_size: int = 0) -> Iterator[T]:
         """Yield the tasks' results as they come; the first error stops everything.
@@ -57,7 +83,7 @@ class Transfer:
         buffer_size : int
             Bytes, page-aligned.
         """
-        fit = self._memory // buffer_size if buffer_size else self._concurrency
+        fit = self._memory // buffer_size if buffer_size else self.threads
         results: queue.SimpleQueue[tuple[T] | BaseException | None] = queue.SimpleQueue()
         source, drawing = iter(tasks), threading.Lock()
         stop = self._operation.given_up
@@ -79,7 +105,7 @@ class Transfer:
 
         threads = [
             threading.Thread(target=work, name=f"ckptio-{i}", daemon=True)
-            for i in range(max(1, min(self._concurrency, fit)))
+            for i in range(max(1, min(self.threads, fit)))
         ]
         for thread in threads:
             thread.start()

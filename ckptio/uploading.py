@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from contextlib import AbstractContextManager
 
 from ckptio.backend import Backend, ObjectInfo, Upload
 
@@ -42,6 +43,8 @@ class ObjectUpload:
     ----------
     size, part_size : int
         In bytes.
+    turn : context manager
+        Held for each part's request: see `Transfer`.
     etags : Etags, optional
         Shared by all uploads to one store, where it is to be known what the store received.
 
@@ -57,6 +60,7 @@ class ObjectUpload:
         key: str,
         size: int,
         part_size: int,
+        turn: AbstractContextManager[object],
         etags: Etags | None = None,
     ) -> None:
         self.key = key
@@ -64,6 +68,7 @@ class ObjectUpload:
         self.part_size = part_size
         self.acknowledged = False
         self._backend = backend
+        self._turn = turn
         self._etags = etags
         self._single = size <= part_size and size <= backend.limits.max_put
         self._lock = threading.Lock()
@@ -84,13 +89,16 @@ class ObjectUpload:
             with self._lock:
                 self._digests[start] = digest
         if self._single:
-            self._written(self._backend.put(self.key, data))
+            with self._turn:
+                info = self._backend.put(self.key, data)
+            self._written(info)
             return
         with self._lock:
             if self._upload is None:
                 self._upload = self._backend.start_upload(self.key, self.size, self.part_size)
             upload = self._upload
-        upload.write_part(start, data)
+        with self._turn:
+            upload.write_part(start, data)
         with self._lock:
             self._left -= 1
             last = not self._left

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 import numpy as np
@@ -47,6 +48,7 @@ class ObjectWriter:
         leaves: Sequence[LeafPlan],
         source: Source,
         wanted_part_size: int | None,
+        turn: AbstractContextManager[object],
     ) -> None:
         self.plan = plan
         self.part_size = part_size(backend.limits, wanted_part_size, plan.size)
@@ -54,6 +56,7 @@ class ObjectWriter:
         self._backend = backend
         self._leaves = leaves
         self._source = source
+        self._turn = turn
         self._ends = [chunk.offset + chunk.nbytes for chunk in plan.chunks]
         self._lock = threading.Lock()
         self._left = -(-plan.size // self.part_size)
@@ -79,10 +82,12 @@ class ObjectWriter:
             self.checksums[(start + block) // BLOCK] = digest
         if self.plan.size <= self.part_size and self.plan.size <= self._backend.limits.max_put:
             # One request. The key belongs to this attempt: writing it again does no harm.
-            self._backend.put(self.plan.key, part)
+            with self._turn:
+                self._backend.put(self.plan.key, part)
             return len(part)
         upload = self._started()
-        upload.write_part(start, part)
+        with self._turn:
+            upload.write_part(start, part)
         with self._lock:
             self._left -= 1
             last = not self._left
@@ -127,7 +132,7 @@ def _copy_range(
     dtype: StoredDtype, box: Box, pieces: Pieces, start: int, out: npt.NDArray[np.uint8]
 ) -> None:
     """Copy a box's stored bytes from `start` on into `out`."""
-    held = [(piece, dtype.as_units(array)) for piece, array in pieces]
+    held = [(piece.extended(dtype.lanes), dtype.as_units(array)) for piece, array in pieces]
     if dtype.bits < 8:
         lo = start * 8 // dtype.bits
         hi = min(lo + out.size * 8 // dtype.bits, box.size)
@@ -135,7 +140,7 @@ def _copy_range(
         _copy_units(dtype, box, held, lo, loose)
         out[:] = dtype.pack(loose)
         return
-    if held[0][0] == box and (units := held[0][1]).flags.c_contiguous:
+    if held[0][0] == box.extended(dtype.lanes) and (units := held[0][1]).flags.c_contiguous:
         out[:] = units.reshape(-1).view(np.uint8)[start : start + out.size]
         return
     _copy_units(dtype, box, held, start // dtype.unit.itemsize, out.view(dtype.unit))
@@ -150,8 +155,7 @@ def _copy_units(
     for part in range_boxes(dtype.units_shape(box.shape), lo, lo + out.size):
         target = out[done : done + part.size].reshape(part.shape)
         wanted = part.shifted(corner)
-        for piece, units in held:
-            whole = piece.extended(dtype.lanes)
+        for whole, units in held:
             if (common := intersect(wanted, whole)) is not None:
                 target[common.within(wanted).slices] = units[common.within(whole).slices]
         done += part.size

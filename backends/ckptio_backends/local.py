@@ -42,6 +42,7 @@ from ckptio.errors import (
     StorageFullError,
 )
 from ckptio.hooks import hookimpl
+from ckptio_backends.file_space import reserve
 
 __all__ = ["LocalBackend"]
 
@@ -75,7 +76,8 @@ class LocalBackend(Backend):
         max_put=1 << 30,
         read_size=4 << 20,
         read_gap=64 << 10,
-        concurrency=8,
+        concurrency=4,
+        spare=4,
     )
 
     def __init__(self, uri: str) -> None:
@@ -93,7 +95,7 @@ class LocalBackend(Backend):
             upload.abort()
 
     def start_upload(self, key: str, size: int, part_size: int) -> _LocalUpload:
-        return _LocalUpload(self, key, self._path(key), size)
+        return _LocalUpload(self, key, self._path(key), size, part_size)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         path = self._path(key)
@@ -179,7 +181,9 @@ class LocalBackend(Backend):
 class _LocalUpload(Upload):
     """A file under a temporary name beside the one it becomes."""
 
-    def __init__(self, backend: LocalBackend, key: str, path: str, size: int) -> None:
+    def __init__(
+        self, backend: LocalBackend, key: str, path: str, size: int, part_size: int
+    ) -> None:
         self._backend = backend
         self._key = key
         self._path = path
@@ -193,7 +197,7 @@ class _LocalUpload(Upload):
             self._fd = self._create()
             try:
                 # The file has its size from the start, so that parts may come in any order.
-                os.truncate(self._fd, size)
+                (reserve if size > part_size else os.truncate)(self._fd, size)
                 if _DIRECT and size >= _PAGE:
                     with suppress(OSError):  # not every file system takes it
                         self._direct = os.open(self._temporary, os.O_WRONLY | _DIRECT)

@@ -11,8 +11,9 @@ from ckptio.operation import Operation
 from ckptio.transfer import Transfer
 
 
-def make(*, concurrency=4, memory=1 << 20, seconds=None):
-    return Transfer(Operation("testing", seconds), concurrency=concurrency, memory=memory)
+def make(*, concurrency=4, memory=1 << 20, spare=0, seconds=None):
+    operation = Operation("testing", seconds)
+    return Transfer(operation, concurrency=concurrency, memory=memory, spare=spare)
 
 
 def test_every_task_runs_once_and_every_result_comes():
@@ -37,6 +38,26 @@ def test_threads_are_no_more_than_the_memory_allows():
     assert sizes == [4096] * 50
     assert most <= 3
     assert [*make(memory=1).run([task], buffer_size=1 << 20)] == [1 << 20], "one buffer always"
+
+
+def test_spare_threads_get_ready_while_no_more_requests_are_made_than_wanted():
+    transfer = make(concurrency=2, spare=3, seconds=60)
+    all_ready = threading.Barrier(5)
+    inside, most, lock = 0, 0, threading.Lock()
+
+    def task(_):
+        nonlocal inside, most
+        all_ready.wait(30)
+        with transfer.turn:
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            with lock:
+                inside -= 1
+        return True
+
+    assert [*transfer.run([task] * 100)] == [True] * 100
+    assert most <= 2
 
 
 def test_the_first_error_stops_everything_and_is_raised():
