@@ -65,11 +65,12 @@ class Transfer:
         cls, operation: Operation, limits: Limits, options: SaveOptions | RestoreOptions
     ) -> Self:
         """Return one that moves a checkpoint's data as a store and the user want it."""
+        requests = options.concurrency or limits.concurrency
         return cls(
             operation,
-            concurrency=options.concurrency or limits.concurrency,
+            concurrency=requests,
             memory=options.memory,
-            spare=limits.spare,
+            spare=min(limits.spare, requests),
         )
 
     def run(self, tasks: Iterable[Task[T]], buffer_size: int = 0) -> Iterator[T]:
