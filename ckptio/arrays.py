@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -127,12 +127,13 @@ class ArrayView:
             if not isinstance(data, np.ndarray) and next(iter(data.devices())).platform != "cpu":
                 data.copy_to_host_async()
 
-    def hold(self) -> None:
+    def hold(self) -> list[Callable[[], None]]:
         """Keep what the array holds now, whatever becomes of it: on CPU devices, without a copy.
 
-        JAX does not reuse a donated buffer that somebody still looks at.
+        JAX does not reuse a donated buffer that somebody still looks at. Nothing is left to be run.
         """
         self._held = {box: np.asarray(data) for box, data in self._held.items()}
+        return []
 
     def layout(self) -> Layout:
         """Return the boxes to store, and the processes that hold each."""

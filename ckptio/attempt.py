@@ -43,6 +43,9 @@ __all__ = ["Attempt", "Prepared", "prepare"]
 
 _log = logging.getLogger("ckptio")
 
+_COPIERS = 4
+"""Threads that copy arrays of the host's: as few as saturate the memory of most machines."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -136,8 +139,10 @@ class Attempt:
         ]
         for source in sources:
             source.start_copy()
-        for source in sources:
-            source.hold()
+        copies = [copy for source in sources for copy in source.hold()]
+        transfer = Transfer(self.operation, concurrency=_COPIERS, memory=self.options.memory)
+        for _ in transfer.map(lambda copy: copy(), copies):
+            pass  # each is done
 
     def _decide(self, overwrite: bool) -> str:
         """In process 0: look what is there, and choose the attempt's id."""

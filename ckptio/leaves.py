@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ckptio import dtypes, values
-from ckptio.arrays import ArrayView, Pieces, is_jax_array
+from ckptio import dtypes, pages, values
+from ckptio.arrays import LARGE, ArrayView, Pieces, is_jax_array
 from ckptio.boxes import Box
 from ckptio.errors import UnsupportedLeafError
 from ckptio.manifest import LeafEntry
@@ -28,13 +29,38 @@ class HostArray:
     def start_copy(self) -> None:
         """It is where it has to be."""
 
-    def hold(self) -> None:
-        """Keep what the array holds now: its owner may write to it."""
-        self._array = self._array.copy(order="K")
+    def hold(self) -> list[Callable[[], None]]:
+        """Keep what the array holds now, for its owner may write to it; return what is to be run.
+
+        A small array is copied at once. The copy of a large one is in pieces, for several threads,
+        and in ordinary pages: where NumPy's huge ones were taken back by a hypervisor, a copy of
+        1.9 GB took 5.9 s, and takes 1.4 s with them, 0.7 s in two threads.
+        """
+        array = self._array
+        if array.nbytes < LARGE:
+            self._array = array.copy(order="K")
+            return []
+        strides = np.empty_like(array).strides  # nothing is touched: it costs no memory
+        memory = pages.ordinary(array.nbytes)
+        self._array = copy = np.ndarray(array.shape, array.dtype, memory, strides=strides)
+        return [partial(np.copyto, to, of) for to, of in _pieces(copy, array)]
 
     def read(self, box: Box) -> Pieces:
         """Return the whole array, of which the box is a part."""
         return [(Box.whole(self._array.shape), self._array)]
+
+
+def _pieces(
+    copy: npt.NDArray[Any], array: npt.NDArray[Any]
+) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+    """Yield both arrays in corresponding pieces of some 4 MiB, each in one stretch of the copy."""
+    axis = max(range(array.ndim), key=lambda i: (array.shape[i] > 1, copy.strides[i]))
+    length = array.shape[axis]
+    step = max(1, LARGE * length // array.nbytes)
+    before = (slice(None),) * axis
+    for i in range(0, length, step):
+        where = (*before, slice(i, i + step))
+        yield copy[where], array[where]
 
 
 @dataclass(frozen=True)

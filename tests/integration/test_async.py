@@ -52,7 +52,7 @@ def gate():
 
 def test_numpy_leaves_may_be_mutated_and_arrays_donated_at_once(tmp_path, gate):
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
-    host = np.arange(200_000.0)
+    host = np.arange(1_200_000.0)
     device = jax.device_put(
         jnp.arange(1 << 20, dtype=jnp.float32).reshape(1024, 1024), NamedSharding(mesh, P("x", "y"))
     )
@@ -72,8 +72,8 @@ def test_numpy_leaves_may_be_mutated_and_arrays_donated_at_once(tmp_path, gate):
     report = pending.result(timeout=60)
     assert report.leaves == 4
     back = ckptio.restore(tmp_path / "c")
-    assert np.array_equal(back["host"], np.arange(200_000.0))
-    assert np.array_equal(back["strided"], np.arange(200_000.0)[::-2])
+    assert np.array_equal(back["host"], np.arange(1_200_000.0))
+    assert np.array_equal(back["strided"], np.arange(1_200_000.0)[::-2])
     assert np.array_equal(back["device"], expected)
     assert np.array_equal(back["small"], np.arange(64.0))
 
