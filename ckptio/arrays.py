@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,8 @@ class ArrayView:
         # JAX looks its shards up lazily, and two threads that do so at once spoil the array for
         # good. So the caller's thread does it, and later ones touch only what is kept here.
         self._fetching = threading.Lock()
-        if array.is_fully_addressable and array.nbytes <= SMALL:
+        nbytes = prod(self.shape) * self.dtype.itemsize  # JAX's own takes longer to ask for
+        if nbytes <= SMALL and array.is_fully_addressable:
             # Cheaper than to look at its shards one by one, later.
             self._held: dict[Box, Any] = {Box.whole(self.shape): _fetched(array)}
         else:
@@ -152,29 +154,52 @@ class ArrayView:
             return [(held, self._held[held]) for held in found]
 
 
+@dataclass(frozen=True)
+class _Grid:
+    """The distinct shards of an array, all of one shape, that tile it in rows and columns.
+
+    Attributes
+    ----------
+    shards : tuple of int
+        Their numbers, in C order of their places.
+    tiled : tuple of int
+        For each dimension how many there are, then the shape of one.
+    axes : tuple of int
+        The order in which the axes of `tiled` are those of the array.
+    """
+
+    shards: tuple[int, ...]
+    tiled: tuple[int, ...]
+    axes: tuple[int, ...]
+
+
 def _fetched(array: jax.Array) -> npt.NDArray[Any]:
-    """Return a small array from its devices: what `numpy.asarray` does, in half the time."""
-    shape = array.shape
-    places = _places(array.sharding, shape)
-    if len(places) == 1:
-        return np.asarray(array)  # replicas: a view of one
-    whole = np.empty(shape, array.dtype)
-    for i, device, index in places:
-        data = array.addressable_data(i)
-        if data.device != device:
-            return np.asarray(array)
-        whole[index] = data
-    return whole
+    """Return a small array from its devices: what `numpy.asarray` does, in 0.4 of the time."""
+    grid = _grid(array.sharding, array.shape)
+    if grid is None:
+        return np.asarray(array)
+    joined = np.concatenate([array.addressable_data(i) for i in grid.shards])
+    return joined.reshape(grid.tiled).transpose(grid.axes).reshape(array.shape)
 
 
 @lru_cache(maxsize=4096)
-def _places(sharding: Sharding, shape: tuple[int, ...]) -> tuple[tuple[int, Any, Index], ...]:
-    """Return the distinct shards of an array here: number, device, and which part it is."""
-    found: dict[Box, tuple[int, Any, Index]] = {}
-    indices: Mapping[Any, Index] = sharding.addressable_devices_indices_map(shape)  # type: ignore[assignment]  # jaxlib's device has no annotations
-    for i, (device, index) in enumerate(indices.items()):
-        found.setdefault(_box(index, shape), (i, device, index))
-    return tuple(found.values())
+def _grid(sharding: Sharding, shape: tuple[int, ...]) -> _Grid | None:
+    """Return how a sharding tiles an array, None if it does not, or with one shard."""
+    # JAX's own arrays count on it that shards come in the order of this mapping.
+    indices = sharding.addressable_devices_indices_map(shape)
+    numbers: dict[Box, int] = {}
+    for i, index in enumerate(indices.values()):
+        numbers.setdefault(_box(index or (), shape), i)  # replicas: one is enough
+    boxes = sorted(numbers)
+    if len(boxes) < 2 or not prod(shape):
+        return None
+    tile = boxes[0].shape
+    counts = tuple(n // m for n, m in zip(shape, tile, strict=True))
+    regular = product(*(range(0, n, m) for n, m in zip(shape, tile, strict=True)))
+    if boxes != [Box(start, tile) for start in regular]:
+        return None
+    axes = chain.from_iterable((i, len(shape) + i) for i in range(len(shape)))
+    return _Grid(tuple(numbers[box] for box in boxes), counts + tile, tuple(axes))
 
 
 def _box(index: Index, shape: Sequence[int]) -> Box:

@@ -68,7 +68,6 @@ def prepare(pytree: object, metadata: Mapping[str, Any] | None) -> Prepared:
     UnsupportedLeafError, InvalidOptionError
         If something cannot be saved.
     """
-    structure, named = tree.flatten(pytree)
     checked = dict(metadata or {})
     try:
         if json.loads(json.dumps(checked, allow_nan=False)) != checked:
@@ -76,6 +75,7 @@ def prepare(pytree: object, metadata: Mapping[str, Any] | None) -> Prepared:
     except (TypeError, ValueError) as error:
         raise InvalidOptionError(f"metadata must be what JSON can hold: {error}") from error
     with collector.paused():
+        structure, named = tree.flatten(pytree)
         return Prepared(structure, describe(named), checked)
 
 
@@ -237,11 +237,12 @@ class Attempt:
                 object_size=self.options.object_size,
                 metadata={"format": "ckptio", "attempt": self.id},
             )
+            table = _chunk_table(plans, self.objects)
         self.nbytes = sum(plan.size for plan in self.objects)
         checksums = self._transfer()
         part = Part(
             tuple(ObjectEntry(plan.key, plan.size) for plan in self.objects),
-            _chunk_table(plans, self.objects),
+            table,
             tuple(checksums),
         )
         if self.index:

@@ -37,7 +37,7 @@ class HostArray:
         1.9 GB took 5.9 s, and takes 1.4 s with them, 0.7 s in two threads.
         """
         array = self._array
-        if array.nbytes < LARGE:
+        if array.nbytes < LARGE or not array.ndim:
             self._array = array.copy(order="K")
             return []
         strides = np.empty_like(array).strides  # nothing is touched: it costs no memory
