@@ -22,6 +22,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help=f"where results are written: {RESULTS.name}/")
     parser.add_argument("--quick", action="store_true", help="(no command) all of it, tiny")
     parser.add_argument("--resume", action="store_true", help="(no command) keep what is there")
+    parser.add_argument("--rounds", type=int, help="(no command) of everything; else each its own")
     commands = parser.add_subparsers(dest="command")
     texts = {
         "workloads": "ckptio against its peers, on the local disk",
@@ -60,6 +61,7 @@ def _everything(options: argparse.Namespace, commands: argparse._SubParsersActio
     began = time.monotonic()
     imports.main()
     given = [f"--{flag}" for flag in ("quick", "resume") if getattr(options, flag)]
+    given += ["--rounds", str(options.rounds)] if options.rounds else []
     for name, module in MEASURED.items():
         print(f"\n== {name}", flush=True)
         module.main(commands.choices[name].parse_args(given), options.out)
