@@ -48,6 +48,7 @@ from ckptio.errors import (
     DriverUnavailableError,
     InvalidKeyError,
     NotFoundError,
+    PreconditionFailedError,
     StorageError,
     StoreUnavailableError,
 )
@@ -63,6 +64,8 @@ except ImportError as _error:
 __all__ = ["BestEffortWarning", "FsspecBackend"]
 
 _TEMPORARY = ".ckptio-tmp-"
+_TRIES = 10
+"""Replacing a file where a rename does not: each time that fails, another writer has come first."""
 _PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
 
 _warned: set[str] = set()
@@ -128,7 +131,7 @@ class FsspecBackend(Backend):
                     )
                 if self._renames:
                     self._check(fs, key, path, mode, if_match)
-                    self._publish(fs, key, target, path, create=mode == "create")
+                    self._publish(fs, key, target, path, mode, if_match)
             except BaseException:
                 if self._renames:
                     with contextlib.suppress(Exception):  # the first error is the one to tell
@@ -249,7 +252,10 @@ class FsspecBackend(Backend):
         if if_match is not None or not self._is_exclusive(fs, path):
             _warn_once(self._scheme)
 
-    def _publish(self, fs: Any, key: str, temporary: str, path: str, *, create: bool) -> None:
+    def _publish(
+        self, fs: Any, key: str, temporary: str, path: str, mode: PutMode, if_match: str | None
+    ) -> None:
+        create = mode == "create"
         claimed = create and self._is_exclusive(fs, path)
         if claimed:
             # Whoever creates the name may fill it.
@@ -262,24 +268,47 @@ class FsspecBackend(Backend):
             if claimed:
                 with contextlib.suppress(Exception):  # the first error is the one to tell
                     fs.rm_file(path)
-            if claimed or not (fs.isfile(path) and fs.isfile(temporary)):
+            if claimed or not fs.isfile(temporary) or (create and not fs.isfile(path)):
                 raise
             # This rename does not replace.
             if create:
                 raise AlreadyExistsError(f"{self.describe(key)} already exists") from None
-            self._step_aside(fs, temporary, path)
+            self._step_aside(fs, key, temporary, path, if_match)
         finally:
             self._forget(fs)
 
-    def _step_aside(self, fs: Any, temporary: str, path: str) -> None:
+    def _step_aside(
+        self, fs: Any, key: str, temporary: str, path: str, if_match: str | None
+    ) -> None:
+        """Move the old file away and the new one there, as other writers may do meanwhile."""
         aside = self._temporary(path)
-        fs.mv(path, aside)
-        try:
-            fs.mv(temporary, path)
-        except BaseException:
-            fs.mv(aside, path)
-            raise
-        fs.rm_file(aside)
+        for tries_left in reversed(range(_TRIES)):
+            old = False
+            try:
+                if fs.isfile(path):
+                    fs.mv(path, aside)
+                    old = True
+                fs.mv(temporary, path)
+            except BaseException as error:
+                self._forget(fs)
+                replaced, old = fs.isfile(path), fs.isfile(aside)
+                if old:
+                    with contextlib.suppress(Exception):  # the first error is the one to tell
+                        if replaced:
+                            fs.rm_file(aside)
+                        else:
+                            fs.mv(aside, path)
+                if old and replaced and if_match is not None:
+                    raise PreconditionFailedError(
+                        f"{self.describe(key)} changed: another writer replaced it"
+                    ) from error
+                # Where the old file stepped aside and nobody else came, the rename does not work.
+                if not isinstance(error, Exception) or not tries_left or (old and not replaced):
+                    raise
+            else:
+                if old:
+                    fs.rm_file(aside)
+                return
 
     def _is_exclusive(self, fs: Any, path: str) -> bool:
         """Whether a name can be claimed by creating it, and then be renamed over."""

@@ -143,6 +143,65 @@ class TestLocalDisk(FileSystemContract):
 class TestRenameThatDoesNotReplace(WithoutExclusiveCreation, TestLocalDisk):
     scheme = "timidshelf"
 
+    @pytest.fixture
+    def rename(self, monkeypatch):
+        """Let something happen in the moment when the old file has stepped aside, or before."""
+        real = TimidShelfFileSystem.mv
+
+        def let(happen, *, before=False):
+            pending = [happen]
+
+            def mv(fs, path1, path2, **kwargs):
+                steps_aside = Path(path1).name == "k"
+                if steps_aside and before and pending:
+                    pending.pop()()
+                real(fs, path1, path2, **kwargs)
+                if steps_aside and not before and pending:
+                    pending.pop()()
+
+            monkeypatch.setattr(TimidShelfFileSystem, "mv", mv)
+
+        return let
+
+    def left(self, backend):
+        return [path.name for path in Path(backend.uri.partition("://")[2]).iterdir()]
+
+    def test_a_writer_who_comes_between_is_noticed(self, backend, rename):
+        etag = backend.put("k", b"old").etag
+        rename(lambda: self.raw_put(backend, "k", b"theirs"))
+        with pytest.raises(ckptio.PreconditionFailedError, match="another writer"):
+            backend.put("k", b"ours", if_match=etag)
+        assert self.raw_get(backend, "k") == b"theirs"
+        assert self.left(backend) == ["k"]
+
+    def test_a_writer_who_comes_between_is_replaced_where_that_is_wanted(self, backend, rename):
+        backend.put("k", b"old")
+        rename(lambda: self.raw_put(backend, "k", b"theirs"))
+        info = backend.put("k", b"ours")
+        assert self.raw_get(backend, "k") == b"ours"
+        assert backend.head("k").etag == info.etag
+        assert self.left(backend) == ["k"]
+
+    def test_two_who_let_the_old_file_step_aside_do_not_trip(self, backend, rename):
+        etag = backend.put("k", b"old").etag
+        old = Path(backend.uri.partition("://")[2], "k")
+        rename(old.unlink, before=True)
+        backend.put("k", b"ours", if_match=etag)
+        assert self.raw_get(backend, "k") == b"ours"
+        assert self.left(backend) == ["k"]
+
+    def test_the_old_file_comes_back_where_the_rename_breaks(self, backend, rename):
+        backend.put("k", b"old")
+
+        def fail():
+            raise OSError("no more renames")
+
+        rename(fail)
+        with pytest.raises(ckptio.StorageError, match="no more renames"):
+            backend.put("k", b"ours")
+        assert self.raw_get(backend, "k") == b"old"
+        assert self.left(backend) == ["k"]
+
 
 class TestNoRename(WithoutExclusiveCreation, TestLocalDisk):
     scheme = "fixedshelf"
