@@ -33,8 +33,8 @@ class HostArray:
         """Keep what the array holds now, for its owner may write to it; return what is to be run.
 
         A small array is copied at once. The copy of a large one is in pieces, for several threads,
-        and in ordinary pages: where NumPy's huge ones were taken back by a hypervisor, a copy of
-        1.9 GB took 5.9 s, and takes 1.4 s with them, 0.7 s in two threads.
+        and in ordinary pages: where a hypervisor had taken back NumPy's huge ones, a copy of 1.9 GB
+        took 5.8 s into those, 1.4 s into ordinary ones, and takes 0.7 s in two threads or more.
         """
         array = self._array
         if array.nbytes < LARGE or not array.ndim:
