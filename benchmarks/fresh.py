@@ -9,13 +9,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.meter import HARNESS
+from benchmarks.reserve import Reserve
+
 ROOT = Path(__file__).parents[1]
+_reserve = Reserve()
 
 
 class MeasurementError(Exception):
@@ -44,23 +51,48 @@ def run_fresh(
     # This checkout's own code, whatever else is installed.
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "backends")))
     environ = {**os.environ, **(environment or {}), "PYTHONPATH": paths}
-    try:
-        done = subprocess.run(
-            [str(python), "-m", "benchmarks.fresh", function],
-            input=json.dumps(request),
-            text=True,
-            capture_output=True,
-            env=environ,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise MeasurementError(f"{function} was not done within {seconds:g} s") from error
+    with _memory() as line:
+        try:
+            done = subprocess.run(
+                [str(python), "-m", "benchmarks.fresh", function],
+                input=json.dumps(request),
+                text=True,
+                capture_output=True,
+                env={**environ, HARNESS: str(line)},
+                pass_fds=[line],
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise MeasurementError(f"{function} was not done within {seconds:g} s") from error
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         raise MeasurementError(f"{function} ended with {done.returncode}:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(lines[-1])
     return result
+
+
+@contextmanager
+def _memory() -> Iterator[int]:
+    """Hold the reserve until the process says, on the file descriptor that it gets, it is ready."""
+    _reserve.hold()
+    ours, theirs = socket.socketpair()
+
+    def listen() -> None:
+        while ours.recv(1):
+            _reserve.release()
+            ours.send(b"g")
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    try:
+        yield theirs.fileno()
+    finally:
+        theirs.close()
+        ours.shutdown(socket.SHUT_RDWR)
+        listener.join()
+        ours.close()
+        _reserve.hold()  # at once, what was measured has only just left its memory
 
 
 def main() -> None:

@@ -150,6 +150,7 @@ def _best(function: Callable[[], object], repeat: int) -> float:
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     """Measure in a fresh process what `request` names."""
     if request["what"] == "memory":
+        settle()
         touched = first_touch(request["nbytes"])
         return {
             "memory copy": memory_copy(request["nbytes"]),
