@@ -190,7 +190,12 @@ def _tree(
             results.figures.append(Figure.of(letter, LIMIT, verb, round_, found))
         if not load.rows:
             request = {"letter": letter, "quick": run.quick}
-            found = run_fresh("benchmarks.trial:device_put", request, environment=ENVIRONMENT)
+            found = run_fresh(
+                "benchmarks.trial:device_put",
+                request,
+                environment=ENVIRONMENT,
+                memory=load.memory,
+            )
             results.figures.append(Figure.of(letter, DEVICE_PUT, "restore", round_, found))
 
 
@@ -215,6 +220,7 @@ def _measured(run: Run, load: Workload, name: str, path: Path, round_: int) -> l
             Trial(load.letter, run.quick, name, verb, str(path)).as_json(),
             python=python_of(peer.kind, peer.module),
             environment=ENVIRONMENT,
+            memory=load.memory,
         )
         if load.saving or verb == "restore":
             figures.append(Figure.of(load.letter, name, verb, round_, found))
@@ -244,7 +250,10 @@ def _blocking(run: Run, results: Results, place: Path, device: Device, progress:
             request = {"name": name, "quick": run.quick, "path": str(path)}
             try:
                 found: Mapping[str, Mapping[str, float]] = run_fresh(
-                    "benchmarks.blocking:measure", request, environment=ENVIRONMENT
+                    "benchmarks.blocking:measure",
+                    request,
+                    environment=ENVIRONMENT,
+                    memory=load.memory,
                 )
                 results.figures += [
                     Figure.of(BLOCKING, name, verb, round_, cost) for verb, cost in found.items()

@@ -69,4 +69,5 @@ class Device:
         if verb == "restore":
             forget([self._file])
         request = {"what": verb, "path": str(self._file), "nbytes": nbytes}
-        return run_fresh("benchmarks.limits:measure", {**request, "way": limits.as_json(way)})
+        request["way"] = limits.as_json(way)
+        return run_fresh("benchmarks.limits:measure", request, memory=2 * nbytes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.meter import HARNESS
-from benchmarks.reserve import Reserve
+from benchmarks.reserve import GIB, Reserve
 
 ROOT = Path(__file__).parents[1]
 _reserve = Reserve()
@@ -36,6 +36,7 @@ def run_fresh(
     python: str | Path = sys.executable,
     environment: Mapping[str, str] | None = None,
     seconds: float = 600,
+    memory: int = GIB,
 ) -> dict[str, Any]:
     """Call ``package.module:function`` with `request` in a process of its own.
 
@@ -47,11 +48,13 @@ def run_fresh(
         Added to this process's.
     seconds : float
         After which it is killed.
+    memory : int
+        Bytes that it finds free and at hand, once it is ready.
     """
     # This checkout's own code, whatever else is installed.
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "backends")))
     environ = {**os.environ, **(environment or {}), "PYTHONPATH": paths}
-    with _memory() as line:
+    with _held(memory) as line:
         try:
             done = subprocess.run(
                 [str(python), "-m", "benchmarks.fresh", function],
@@ -73,9 +76,9 @@ def run_fresh(
 
 
 @contextmanager
-def _memory() -> Iterator[int]:
-    """Hold the reserve until the process says, on the file descriptor that it gets, it is ready."""
-    _reserve.hold()
+def _held(memory: int) -> Iterator[int]:
+    """Hold memory until the process says, on the file descriptor that it gets, that it is ready."""
+    _reserve.hold(memory)
     ours, theirs = socket.socketpair()
 
     def listen() -> None:
@@ -92,7 +95,7 @@ def _memory() -> Iterator[int]:
         ours.shutdown(socket.SHUT_RDWR)
         listener.join()
         ours.close()
-        _reserve.hold()  # at once, what was measured has only just left its memory
+        _reserve.hold(memory)  # at once, what was measured has only just left its memory
 
 
 def main() -> None:

@@ -159,7 +159,11 @@ class _Comparison:
         trial = Trial("a", self._quick, name, verb, uri, target.storage_options)
         python = python_of(PEERS[name].kind, PEERS[name].module)
         return run_fresh(
-            "benchmarks.trial:measure", trial.as_json(), python=python, environment=ENVIRONMENT
+            "benchmarks.trial:measure",
+            trial.as_json(),
+            python=python,
+            environment=ENVIRONMENT,
+            memory=self._load.memory,
         )
 
     def _sdk(self, target: Target, name: str, verb: str, place: str) -> Mapping[str, Any]:
@@ -179,4 +183,4 @@ class _Comparison:
             size,
             0,
         )
-        return run_fresh("benchmarks.transfer:measure", task.as_json())
+        return run_fresh("benchmarks.transfer:measure", task.as_json(), memory=self._load.memory)

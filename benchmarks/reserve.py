@@ -11,6 +11,7 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from benchmarks.limits import fresh_memory
 from benchmarks.meter import HASTE
 
 GIB = 1 << 30
-MOST = 10 * GIB
 SHARE = 0.4
 """Of the memory that is available; the rest is for making what is measured."""
 _AVAILABLE = Path("/proc/meminfo")
@@ -32,9 +32,11 @@ class Reserve:
     def __init__(self) -> None:
         self._held: memoryview | None = None
 
-    def hold(self) -> None:
-        """Touch the memory, unless it is held: a second or a few, the first time up to a minute."""
-        if self._held is None and HASTE not in os.environ and (nbytes := size()):
+    def hold(self, nbytes: int) -> None:
+        """Touch so many bytes, or what may be taken, unless they are held: for some seconds."""
+        nbytes = 0 if HASTE in os.environ else min(nbytes, _most())
+        if nbytes and (self._held is None or self._held.nbytes != nbytes):
+            self.release()
             self._held = fresh_memory(nbytes)
             np.frombuffer(self._held, np.uint8)[:: mmap.PAGESIZE] = 1
 
@@ -43,13 +45,14 @@ class Reserve:
         self._held = None
 
 
-def size() -> int:
-    """Return how many bytes are held: 0 where the system does not say what is available."""
+@cache
+def _most() -> int:
+    """Return how many bytes may be held: 0 where the system does not say what is available."""
     with suppress(OSError):
         for line in _AVAILABLE.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 available = int(line.split()[1]) * 1024
                 with suppress(OSError, ValueError):  # "max" where nothing is limited
                     available = min(available, int(_ALLOWED.read_text()))
-                return min(MOST, int(available * SHARE)) // GIB * GIB
+                return int(available * SHARE) // GIB * GIB
     return 0

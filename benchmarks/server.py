@@ -86,7 +86,7 @@ def _moved(
                 reading.size,
                 0,
             )
-            found = run_fresh("benchmarks.transfer:measure", request.as_json())
+            found = run_fresh("benchmarks.transfer:measure", request.as_json(), memory=3 * nbytes)
             yield VERBS[verb], {**found, "nbytes": count * writing.size}
     finally:
         target.clear(place)

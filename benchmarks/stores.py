@@ -209,4 +209,6 @@ def _both(
 
 
 def _run(task: Task) -> dict[str, Any]:
-    return run_fresh("benchmarks.transfer:measure", task.as_json())
+    return run_fresh(
+        "benchmarks.transfer:measure", task.as_json(), memory=3 * task.count * task.size
+    )

@@ -99,6 +99,11 @@ class Workload:
         return sum(leaf.nbytes for leaf in self.leaves)
 
     @property
+    def memory(self) -> int:
+        """Bytes that a measurement may touch: what is restored, a copy, what the kernel caches."""
+        return 3 * self.nbytes + (1 << 30)
+
+    @property
     def target(self) -> tuple[Leaf, ...]:
         """What is restored."""
         return tuple(leaf for leaf in self.leaves if leaf.path.startswith(self.wanted))
