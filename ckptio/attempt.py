@@ -234,7 +234,7 @@ class Attempt:
                 plans,
                 assign(plans, self.index),
                 prefix=commit.data_prefix(self.id, self.index),
-                object_size=self.options.object_size,
+                object_size=self.options.object_size or self.backend.limits.object_size,
                 metadata={"format": "ckptio", "attempt": self.id},
             )
             table = _chunk_table(plans, self.objects)

@@ -55,6 +55,9 @@ class Limits:
 
     Attributes
     ----------
+    object_size : int
+        Preferred size of a data object. Where an upload of several parts costs more than one
+        request, a little less than `part_size`: an object then goes whole, with its header.
     part_size : int
         Preferred size of a part of an upload.
     min_part_size, max_part_size, max_parts : int
@@ -76,6 +79,7 @@ class Limits:
         and it would wait while all their threads are busy with something else.
     """
 
+    object_size: int = 512 * MIB
     part_size: int = 8 * MIB
     min_part_size: int = 1
     max_part_size: int = 5 * GIB

@@ -273,7 +273,7 @@ def _attempt(
             if box.size and i not in tied
         ],
         prefix=commit.data_prefix(attempt, 0),
-        object_size=options.object_size,
+        object_size=options.object_size or backend.limits.object_size,
         metadata={"format": "ckptio", "attempt": attempt},
     )
     checksums = rewriter.write(objects, plans, numbers)

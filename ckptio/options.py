@@ -39,15 +39,15 @@ class SaveOptions(_Options):
         Requests at once; by default what the backend asks for.
     deadline : float, optional
         Seconds for the whole operation.
-    object_size : int
-        Bytes at which a data object is closed.
+    object_size : int, optional
+        Bytes at which a data object is closed; by default what the backend asks for.
     part_size : int, optional
         Bytes of a part, rounded up to whole blocks of 4 MiB; by default what the backend asks for.
     at_exit : {"finish", "abandon"}
         What becomes of a save in the background when the interpreter exits.
     """
 
-    object_size: int = 512 * MIB
+    object_size: int | None = None
     part_size: int | None = None
     at_exit: Literal["finish", "abandon"] = "finish"
 

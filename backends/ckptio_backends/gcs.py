@@ -62,9 +62,12 @@ class GcsBackend(Backend):
     """
 
     limits = Limits(
+        # An object of several parts is composed of temporary ones, each one more object to write,
+        # to delete, and, in a bucket with soft delete, to pay for: what fits goes in one request.
+        object_size=32 << 20,
         # Large parts and few requests at once, as Google's own transfer manager has them; on two
         # cores, four were 1.1 times as fast as eight, and 1.7 times as fast as 16 of half the size.
-        part_size=32 << 20,
+        part_size=36 << 20,
         max_parts=MAX_PARTS,
         max_part_size=5 << 30,
         max_put=5 << 30,

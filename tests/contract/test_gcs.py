@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from uuid import uuid4
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -138,6 +139,19 @@ def test_any_number_of_parts_is_composed_and_nothing_stays_behind(server, backen
     upload.complete()
     assert server.raw_get(backend.describe("big")) == data
     assert server.raw_names(backend.uri) == [backend.describe("big").split("/", 3)[3]]
+
+
+def test_objects_of_a_checkpoint_go_whole_so_that_no_temporary_ones_are_paid_for(server, backend):
+    leaves = {f"leaf{i}": np.full((1 << 20, 3), i, np.float32) for i in range(5)}  # 12 MiB each
+    with fault_proxy(server.endpoint) as proxy:
+        options = server.storage_options(proxy.url)
+        ckptio.save(f"{backend.uri}/step", leaves, storage_options=options)
+        uploads = [r for r in proxy.requests if r.method == "POST"]
+    objects = [info.size for info in backend.list("step/data")]
+    assert len(objects) == len(uploads) - 1 == 3  # two leaves in each, and the manifest
+    found = ckptio.restore(f"{backend.uri}/step", storage_options=server.storage_options())
+    for name, leaf in leaves.items():
+        np.testing.assert_array_equal(found[name], leaf)
 
 
 def test_parts_are_hidden_and_end_alike_for_a_lifecycle_rule(server, backend):
