@@ -16,7 +16,17 @@ from typing import Literal, Self
 
 from ckptio.errors import InvalidKeyError, NotFoundError, PreconditionFailedError
 
-__all__ = ["Backend", "Buffer", "Limits", "ObjectInfo", "PutMode", "Sink", "Upload", "check_key"]
+__all__ = [
+    "Backend",
+    "Buffer",
+    "Fill",
+    "Limits",
+    "ObjectInfo",
+    "PutMode",
+    "Sink",
+    "Upload",
+    "check_key",
+]
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -24,6 +34,7 @@ GIB = 1 << 30
 
 Buffer = bytes | bytearray | memoryview
 Sink = Callable[[memoryview], None]
+Fill = Callable[[int, memoryview], object]
 PutMode = Literal["overwrite", "create"]
 
 
@@ -56,8 +67,10 @@ class Limits:
     Attributes
     ----------
     object_size : int
-        Preferred size of a data object. Where an upload of several parts costs more than one
-        request, a little less than `part_size`: an object then goes whole, with its header.
+        Preferred size of a data object.
+    put_size : int
+        Data objects up to this size are written with one `Backend.put_through` each, where that is
+        better than several parts. 0 where it is not.
     part_size : int
         Preferred size of a part of an upload.
     min_part_size, max_part_size, max_parts : int
@@ -80,6 +93,7 @@ class Limits:
     """
 
     object_size: int = 512 * MIB
+    put_size: int = 0
     part_size: int = 8 * MIB
     min_part_size: int = 1
     max_part_size: int = 5 * GIB
@@ -193,6 +207,28 @@ class Backend(ABC):
             piece = buffer[: min(len(buffer), size - at)]
             self.read_into(key, start + at, piece)
             sink(piece)
+
+    def put_through(self, key: str, size: int, buffer: memoryview, fill: Fill) -> ObjectInfo:
+        """Write one whole object of `size` bytes atomically, passed in order through a buffer.
+
+        The default gathers the object in memory. A driver that sends a body bit by bit needs no
+        more than the buffer, whatever the size, and says so by `Limits.put_size`.
+
+        Parameters
+        ----------
+        buffer : memoryview
+            Filled, again and again, and left to the driver until the call returns.
+        fill : callable
+            ``fill(start, piece)`` fills `piece`, a part of `buffer`, with the object's bytes from
+            `start`: full ones in order, and the rest. What it raises ends the call, leaves the
+            key as it was, and is raised.
+        """
+        whole = bytearray(size)
+        for at in range(0, size, len(buffer)):
+            piece = buffer[: min(len(buffer), size - at)]
+            fill(at, piece)
+            whole[at : at + len(piece)] = piece
+        return self.put(key, whole)
 
     def start_upload(self, key: str, size: int, part_size: int) -> Upload:
         """Begin an object of `size` bytes, written as parts of `part_size` (the last one shorter).

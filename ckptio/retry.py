@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Sink, Upload
+from ckptio.backend import Backend, Buffer, Fill, ObjectInfo, PutMode, Sink, Upload
 from ckptio.errors import StoreUnavailableError, StoreUnreachableError
 from ckptio.operation import Operation
 
@@ -76,6 +76,13 @@ class RetryingBackend(Backend):
         self, key: str, data: Buffer, *, mode: PutMode = "overwrite", if_match: str | None = None
     ) -> ObjectInfo:
         return self.attempt(lambda: self._inner.put(key, data, mode=mode, if_match=if_match))
+
+    def put_through(self, key: str, size: int, buffer: memoryview, fill: Fill) -> ObjectInfo:
+        def fill_on(start: int, piece: memoryview) -> None:
+            self._operation.check()  # nobody wants the rest of an operation that was given up
+            fill(start, piece)
+
+        return self.attempt(lambda: self._inner.put_through(key, size, buffer, fill_on))
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         self.attempt(lambda: self._inner.read_into(key, start, buffer))

@@ -60,28 +60,36 @@ class ObjectWriter:
         self._ends = [chunk.offset + chunk.nbytes for chunk in plan.chunks]
         self._lock = threading.Lock()
         self._left = -(-plan.size // self.part_size)
+        # Whoever wants parts of some size wants parts.
+        self._whole = not wanted_part_size and plan.size <= backend.limits.put_size
         self._upload: Upload | None = None
         self._completed = False
 
     @property
     def buffer_size(self) -> int:
         """Bytes of the buffer that a task needs."""
-        return min(self.part_size, -(-self.plan.size // BLOCK) * BLOCK)
+        return BLOCK if self._whole else min(self.part_size, -(-self.plan.size // BLOCK) * BLOCK)
 
     def tasks(self) -> Iterator[Callable[[memoryview], int]]:
-        """Yield one task for each part; it returns the bytes it wrote."""
+        """Yield one task for each part, or for the whole; it returns the bytes it wrote."""
+        if self._whole:
+            yield self._write_whole
+            return
         for start in range(0, self.plan.size, self.part_size):
             yield partial(self._write, start)
+
+    def _write_whole(self, buffer: memoryview) -> int:
+        # The key belongs to this attempt: writing it again does no harm.
+        with self._turn:
+            self._backend.put_through(self.plan.key, self.plan.size, buffer[:BLOCK], self._fill)
+        return self.plan.size
 
     def _write(self, start: int, buffer: memoryview) -> int:
         stop = min(start + self.part_size, self.plan.size)
         part = buffer[: stop - start]
-        self._gather(start, np.frombuffer(part, np.uint8))
-        for block in range(0, len(part), BLOCK):
-            digest = xxhash.xxh3_64_intdigest(part[block : block + BLOCK])
-            self.checksums[(start + block) // BLOCK] = digest
+        self._fill(start, part)
         if self.plan.size <= self.part_size and self.plan.size <= self._backend.limits.max_put:
-            # One request. The key belongs to this attempt: writing it again does no harm.
+            # One request, and no harm in writing it again, as above.
             with self._turn:
                 self._backend.put(self.plan.key, part)
             return len(part)
@@ -108,6 +116,13 @@ class ObjectWriter:
         """Give up an upload that was not completed."""
         if self._upload is not None and not self._completed:
             self._upload.abort()
+
+    def _fill(self, start: int, part: memoryview) -> None:
+        """Gather the object's bytes from `start`, where a block begins, and checksum them."""
+        self._gather(start, np.frombuffer(part, np.uint8))
+        for block in range(0, len(part), BLOCK):
+            digest = xxhash.xxh3_64_intdigest(part[block : block + BLOCK])
+            self.checksums[(start + block) // BLOCK] = digest
 
     def _gather(self, start: int, out: npt.NDArray[np.uint8]) -> None:
         """Fill `out` with the object's bytes from `start`."""

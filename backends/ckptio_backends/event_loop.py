@@ -13,18 +13,30 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
 import fsspec.asyn
 
-__all__ = ["PerProcess", "run"]
+__all__ = ["PerProcess", "event_loop", "run", "start"]
 
 T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the shared loop and wait for it; never call this on that loop."""
-    return asyncio.run_coroutine_threadsafe(coroutine, fsspec.asyn.get_loop()).result()
+    return start(coroutine).result()
+
+
+def start(coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+    """Run a coroutine on the shared loop."""
+    return asyncio.run_coroutine_threadsafe(coroutine, event_loop())
+
+
+def event_loop() -> asyncio.AbstractEventLoop:
+    """Return the shared loop."""
+    loop: asyncio.AbstractEventLoop = fsspec.asyn.get_loop()
+    return loop
 
 
 class PerProcess(Generic[T]):

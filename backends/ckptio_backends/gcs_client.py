@@ -11,8 +11,9 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -22,7 +23,8 @@ from ckptio_backends.gcs_session import open_session
 import aiohttp  # isort: skip  # after gcs_session, which says what to install if it is missing
 from yarl import URL  # isort: skip
 
-from ckptio_backends.event_loop import run  # isort: skip
+from ckptio_backends.event_loop import event_loop, run, start  # isort: skip
+from ckptio_backends.feed import Feed  # isort: skip
 
 __all__ = ["Answer", "Client", "Refused", "Request", "object_path"]
 
@@ -43,7 +45,7 @@ class Request:
     ----------
     path : str
         After the endpoint's slash, percent-encoded.
-    body : sequence of buffers
+    body : sequence of buffers, or Feed
         Sent one after the other.
     into : memoryview, optional
         Where the bytes of the object go that a ranged GET returns; they begin at `start`.
@@ -55,7 +57,7 @@ class Request:
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: Sequence[Buffer] = ()
+    body: Sequence[Buffer] | Feed = ()
     into: memoryview | None = None
     start: int = 0
     absent_ok: bool = False
@@ -140,6 +142,13 @@ class Client:
     def call(self, request: Request) -> Answer:
         """Make one request and wait for the answer."""
         return run(self._send(request, self._authorization()))
+
+    def begin(self, request: Request, size: int) -> tuple[Feed, Future[Answer]]:
+        """Begin a request whose body, of `size` bytes, the caller makes while it is sent."""
+        feed = Feed(size, event_loop())
+        answer = start(self._send(replace(request, body=feed), self._authorization()))
+        answer.add_done_callback(lambda _: feed.end())
+        return feed, answer
 
     def call_all(self, requests: Sequence[Request]) -> list[Answer]:
         """Make several requests, some at a time; the first error stops the rest."""
@@ -226,14 +235,22 @@ def _headers(request: Request, authorization: Mapping[str, str]) -> dict[str, st
         # Accepting gzip keeps the service from unpacking an object that is stored packed.
         last = request.start + len(request.into) - 1
         headers |= {"Range": f"bytes={request.start}-{last}", "Accept-Encoding": "gzip"}
-    if request.body:
+    if size := _size(request.body):
         headers.setdefault("Content-Type", "application/octet-stream")
-        headers["Content-Length"] = str(sum(memoryview(part).nbytes for part in request.body))
+        headers["Content-Length"] = str(size)
     return headers
 
 
-def _payload(body: Sequence[Buffer], moved: Callable[[], None]) -> bytes | AsyncIterator[bytes]:
-    if sum(memoryview(part).nbytes for part in body) <= _CHUNK:
+def _size(body: Sequence[Buffer] | Feed) -> int:
+    return body.size if isinstance(body, Feed) else sum(memoryview(part).nbytes for part in body)
+
+
+def _payload(
+    body: Sequence[Buffer] | Feed, moved: Callable[[], None]
+) -> bytes | AsyncIterator[bytes]:
+    if isinstance(body, Feed):
+        return _fed(body, moved)
+    if _size(body) <= _CHUNK:
         return b"".join(body)
     return _pieces(body, moved)
 
@@ -246,6 +263,12 @@ async def _pieces(body: Sequence[Buffer], moved: Callable[[], None]) -> AsyncIte
             # the caller's buffer is the caller's again by then.
             yield bytes(view[at : at + _CHUNK])
             moved()
+
+
+async def _fed(feed: Feed, moved: Callable[[], None]) -> AsyncIterator[bytes]:
+    async for piece in feed:
+        yield piece
+        moved()
 
 
 async def _receive(

@@ -11,6 +11,7 @@ import ckptio
 from benchmarks.clients import Range
 from benchmarks.limits import fresh_memory
 from ckptio.backend import Backend
+from ckptio.manifest import BLOCK
 from ckptio.operation import Operation
 from ckptio.options import RestoreOptions, SaveOptions
 from ckptio.reader import read_size
@@ -31,11 +32,21 @@ class DriverClient:
     def write(self, objects: Mapping[str, memoryview]) -> None:
         def parts() -> Iterator[Task]:
             for key, data in objects.items():
+                if len(data) <= self._backend.limits.put_size:
+                    yield partial(self._put, key, data)
+                    continue
                 size = part_size(self._backend.limits, None, len(data))
                 yield from _Object(self._backend, key, data, size).parts()
 
-        for _ in self._transfer(SaveOptions().memory).run(parts()):
+        buffer_size = BLOCK if self._backend.limits.put_size else 0
+        for _ in self._transfer(SaveOptions().memory).run(parts(), buffer_size):
             pass
+
+    def _put(self, key: str, data: memoryview, buffer: memoryview) -> None:
+        def fill(start: int, piece: memoryview) -> None:
+            piece[:] = data[start : start + len(piece)]
+
+        self._backend.put_through(key, len(data), buffer, fill)
 
     def read(self, ranges: Sequence[Range]) -> Sequence[memoryview]:
         outs = [fresh_memory(r.stop - r.start) for r in ranges]

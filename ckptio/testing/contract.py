@@ -300,6 +300,38 @@ class BackendContract(ABC):
         assert seen == [b"0123"]
         assert backend.read("k") == b"0123456789"  # the next call gets its own answer
 
+    @pytest.mark.parametrize(
+        ("size", "length"), [(0, 4), (10, 4), (8, 4), (3, 4), (3 * KIB * KIB + 5, 700 * KIB)]
+    )
+    def test_an_object_is_written_through_a_smaller_buffer(
+        self, backend: Backend, size: int, length: int
+    ) -> None:
+        data = random.Random(5).randbytes(size)
+        asked: list[tuple[int, int]] = []
+
+        def fill(start: int, piece: memoryview) -> None:
+            asked.append((start, len(piece)))
+            piece[:] = data[start : start + len(piece)]
+
+        backend.put("k", b"of another size")
+        info = backend.put_through("k", size, memoryview(bytearray(length)), fill)
+        assert (info.key, info.size) == ("k", size)
+        assert self.raw_get(backend, "k") == data
+        # Whole buffers and the rest, in order, so that blocks stay blocks.
+        assert asked == [(at, min(length, size - at)) for at in range(0, size, length)]
+
+    def test_an_object_whose_bytes_cannot_be_made_is_not_written(self, backend: Backend) -> None:
+        def fill(start: int, piece: memoryview) -> None:
+            if start:
+                raise OSError("the array's file is gone")
+
+        backend.put("k", b"as it was")
+        for key in ("k", "new"):
+            with pytest.raises(OSError, match="the array's file is gone"):
+                backend.put_through(key, 3 << 20, memoryview(bytearray(1 << 20)), fill)
+        assert backend.read("k") == b"as it was"  # the next call gets its own answer
+        assert [info.key for info in backend.list()] == ["k"]
+
     @pytest.mark.parametrize("start", [5, 10, 11])
     def test_reading_past_the_end_is_an_error(self, backend: Backend, start: int) -> None:
         self.raw_put(backend, "k", b"0123456789")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckptio.backend import Backend, Buffer, ObjectInfo, PutMode, Sink, Upload
+from ckptio.backend import Backend, Buffer, Fill, ObjectInfo, PutMode, Sink, Upload
 
 __all__ = ["Call", "FaultyBackend"]
 
@@ -21,8 +21,9 @@ class Call:
     index : int
         From 0, in the order of arrival.
     method : str
-        ``put``, ``read_into`` (for `read_through` too), ``head``, ``list``, ``list_children``,
-        ``delete``, ``start_upload``, ``write_part``, ``complete``, ``abort``.
+        ``put`` (for `put_through` too), ``read_into`` (for `read_through` too), ``head``,
+        ``list``, ``list_children``, ``delete``, ``start_upload``, ``write_part``, ``complete``,
+        ``abort``.
     key : str
         Or prefix; the first one of a batch.
     start, nbytes : int
@@ -100,6 +101,10 @@ class FaultyBackend(Backend):
     ) -> ObjectInfo:
         with self._call("put", key, 0, len(data)):
             return self.inner.put(key, data, mode=mode, if_match=if_match)
+
+    def put_through(self, key: str, size: int, buffer: memoryview, fill: Fill) -> ObjectInfo:
+        with self._call("put", key, 0, size):
+            return self.inner.put_through(key, size, buffer, fill)
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> None:
         with self._call("read_into", key, start, len(buffer)):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from ckptio.errors import (
     StorageFullError,
     StoreUnavailableError,
 )
+from ckptio.operation import Operation
+from ckptio.retry import RetryingBackend
 from ckptio.testing import BackendContract
 from ckptio_backends import gcs_client
 
@@ -142,7 +145,7 @@ def test_any_number_of_parts_is_composed_and_nothing_stays_behind(server, backen
 
 
 def test_objects_of_a_checkpoint_go_whole_so_that_no_temporary_ones_are_paid_for(server, backend):
-    leaves = {f"leaf{i}": np.full((1 << 20, 3), i, np.float32) for i in range(5)}  # 12 MiB each
+    leaves = {f"leaf{i}": np.full((1 << 20, 7), i, np.float32) for i in range(5)}  # 28 MiB each
     with fault_proxy(server.endpoint) as proxy:
         options = server.storage_options(proxy.url)
         ckptio.save(f"{backend.uri}/step", leaves, storage_options=options)
@@ -152,6 +155,68 @@ def test_objects_of_a_checkpoint_go_whole_so_that_no_temporary_ones_are_paid_for
     found = ckptio.restore(f"{backend.uri}/step", storage_options=server.storage_options())
     for name, leaf in leaves.items():
         np.testing.assert_array_equal(found[name], leaf)
+
+
+def content(start, piece):
+    piece[:] = np.arange(start, start + len(piece), dtype=np.uint32).astype(np.uint8).data
+
+
+def test_an_object_on_its_way_takes_little_memory(server, backend):
+    size = 64 << 20
+    buffer = memoryview(bytearray(1 << 20))
+    backend.put_through("warm", 2 << 20, buffer, content)
+    tracemalloc.start()
+    try:
+        backend.put_through("k", size, buffer, content)
+        assert tracemalloc.get_traced_memory()[1] < size // 4
+    finally:
+        tracemalloc.stop()
+    assert backend.read("k") == bytes(range(256)) * (size >> 8)
+
+
+def test_an_object_that_broke_off_is_made_again(server, backend):
+    size, asked = 8 << 20, []
+
+    def fill(start, piece):
+        asked.append(start)
+        content(start, piece)
+
+    with fault_proxy(server.endpoint) as proxy:
+        rule = proxy.add(lose_answer(), method="POST", path="/upload/", times=1)
+        options = server.storage_options(proxy.url)
+        with ckptio.open_backend(backend.uri, options) as shaken:
+            retrying = RetryingBackend(shaken, Operation("testing"))
+            retrying.put_through("k", size, memoryview(bytearray(1 << 20)), fill)
+    assert rule.hits == 1
+    assert asked == [*range(0, size, 1 << 20)] * 2
+    assert backend.read("k") == bytes(range(256)) * (size >> 8)
+
+
+def test_an_object_that_is_refused_is_not_made_to_its_end():
+    asked = []
+
+    class Impatient(BaseHTTPRequestHandler):
+        def do_POST(self):  # without reading the body
+            status(403)(self)
+
+        def log_message(self, *args):
+            pass
+
+    def fill(start, piece):
+        asked.append(start)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Impatient) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            with open_at(f"http://127.0.0.1:{server.server_port}") as backend:
+                buffer = memoryview(bytearray(1 << 20))
+                with pytest.raises(StorageError):
+                    backend.put_through("k", 1 << 40, buffer, fill)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert len(asked) < 1000
 
 
 def test_parts_are_hidden_and_end_alike_for_a_lifecycle_rule(server, backend):

@@ -54,7 +54,11 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         if "chunked" in self.headers.get("Transfer-Encoding", ""):
             return self.refuse(411, "lengthRequired")
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = self.rfile.read(length)
+        if len(body) < length:  # the client broke off: nothing was asked for
+            self.close_connection = True
+            return None
         url = urlsplit(self.path)
         query = {name: values[0] for name, values in parse_qs(url.query).items()}
         segments = [unquote(segment) for segment in url.path.strip("/").split("/")]

@@ -117,6 +117,20 @@ def test_a_read_that_gets_on_loses_no_patience(monkeypatch):
         RetryingBackend(inner, given_up).read_through("k", 0, 10, buffer, came.append)
 
 
+def test_a_write_that_was_given_up_is_not_made_to_its_end():
+    inner, _ = make(None)
+    operation = Operation("testing")
+    asked = []
+
+    def fill(start, piece):
+        asked.append(start)
+        operation.give_up(OSError("another part failed"))
+
+    with pytest.raises(OSError, match="another part failed"):
+        RetryingBackend(inner, operation).put_through("k", 12, memoryview(bytearray(4)), fill)
+    assert asked == [0]
+
+
 def test_a_deadline_ends_it_and_names_the_cause():
     _, backend = make(Flaky(10**9), seconds=0.05)
     with pytest.raises(DeadlineExceededError, match="testing: busy") as caught:
