@@ -42,7 +42,8 @@ class SaveOptions(_Options):
     object_size : int, optional
         Bytes at which a data object is closed; by default what the backend asks for.
     part_size : int, optional
-        Bytes of a part, rounded up to whole blocks of 4 MiB; by default what the backend asks for.
+        Bytes of a part, rounded up to whole blocks of 4 MiB; by default what the backend asks for,
+        which may be no parts at all for objects of up to `Limits.put_size`.
     at_exit : {"finish", "abandon"}
         What becomes of a save in the background when the interpreter exits.
     """
