@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,8 +73,8 @@ class AzureServer:
 
 
 @contextlib.contextmanager
-def azurite() -> Iterator[AzureServer]:
-    """Run Azurite with one container until the block ends."""
+def azurite(node_options: Sequence[str] = ()) -> Iterator[AzureServer]:
+    """Run Azurite with one container until the block ends; options are those of Node.js."""
     program = Path(sys.prefix, "azurite/node_modules/azurite/dist/src/blob/main.js")
     node = shutil.which("node")
     if node is None or not program.exists():
@@ -86,6 +86,7 @@ def azurite() -> Iterator[AzureServer]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         command = [
             node,
+            *node_options,
             program,
             "--blobHost",
             "127.0.0.1",
