@@ -17,7 +17,7 @@ SERVED = ("s3", "gcs", "azure")
 """Targets that need a server; the test suite's are used."""
 TARGETS = (LOCAL, *SERVED)
 
-# Left alone, Node.js marks its whole heap every few dozen megabytes of bodies, or does not, as it
+# Left alone, Node.js collects its whole heap again and again while bodies pass, or does not, as it
 # happens: that halves what Azurite can do, for whoever is measured then.
 _NODE = ("--no-incremental-marking", "--min-semi-space-size=64", "--max-semi-space-size=128")
 _SERVERS = {"s3": "SeaweedFS", "gcs": "fake-gcs-server", "azure": "Azurite"}
