@@ -1,30 +1,28 @@
-"""Byte ranges in: read, verify each block, and scatter to the boxes that want them."""
+"""Byte ranges in: read, verify each block, and hand on to the boxes that want them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
 from ckptio.backend import Backend, Limits
-from ckptio.boxes import intersect, range_boxes
+from ckptio.block_check import BlockCheck
 from ckptio.dtypes import Units
 from ckptio.errors import CorruptionError, NotFoundError
 from ckptio.manifest import BLOCK, Manifest
 from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
-from ckptio.restore_plan import Piece, Read, Want, plan_reads
+from ckptio.placing import by_chunk, scatter
+from ckptio.restore_plan import Read, Want, plan_reads
 from ckptio.retry import RetryingBackend
 from ckptio.transfer import Transfer
 
 __all__ = ["Reader"]
 
 _LEAST_SHARE = 8 << 20  # bytes for which a request of their own is worth it
+_CACHED = 1 << 20  # bytes that are still in the processor's cache after their checksum
 
 
 class Reader:
@@ -91,7 +89,7 @@ class Reader:
 
         largest = max((read.stop - read.start for read in reads), default=0)
         size = math.ceil(largest / BLOCK) * BLOCK
-        if through := self._backend.limits.read_buffer // BLOCK * BLOCK:
+        if through := self._backend.limits.read_buffer:
             size = min(size, through)
         yield from self._transfer.run(map(task, reads), size)
 
@@ -132,18 +130,25 @@ class Reader:
     def _fetch(self, read: Read, buffer: memoryview, outs: Sequence[Units]) -> None:
         key = self._manifest.objects[read.object].key
         at, suspect = read.start, (read.start, read.stop)
+        check = None
+        if self._verify:
+            check = BlockCheck(self._manifest.checksums[read.object], read.start, read.stop)
+        fed = by_chunk(read.pieces)
 
         def take(data: memoryview) -> None:
             nonlocal at, suspect
             self._count(len(data))
-            if self._verify and (block := self._damaged(read.object, at, data)):
-                suspect = block
-                raise CorruptionError(
-                    f"{self._backend.describe(key)} is damaged: the checksum of bytes "
-                    f"{block[0]}:{block[1]} does not match"
-                )
-            _scatter(read.pieces, at, np.frombuffer(data, np.uint8), outs)
-            at += len(data)
+            for begin in range(0, len(data), _CACHED):
+                piece = data[begin : begin + _CACHED]
+                if check is not None and (block := check.damaged(piece)):
+                    suspect = block
+                    raise CorruptionError(
+                        f"{self._backend.describe(key)} is damaged: the checksum of bytes "
+                        f"{block[0]}:{block[1]} does not match"
+                    )
+                # Before all of its block is checked: nobody is given arrays of a failed read.
+                scatter(fed, at, np.frombuffer(piece, np.uint8), outs)
+                at += len(piece)
 
         try:
             if self._backend.limits.read_buffer:
@@ -159,15 +164,6 @@ class Reader:
         except CorruptionError as error:
             leaves = self._leaves_at(read.object, *suspect)
             raise CorruptionError(f"{error}; it holds {leaves}") from error
-
-    def _damaged(self, number: int, start: int, data: memoryview) -> tuple[int, int] | None:
-        """Return the first block of an object's bytes that is not what was saved."""
-        checksums = self._manifest.checksums[number]
-        for at in range(0, len(data), BLOCK):
-            block, first = data[at : at + BLOCK], start + at
-            if xxhash.xxh3_64_intdigest(block) != checksums[first // BLOCK]:
-                return first, first + len(block)
-        return None
 
     def _missing(self, number: int, start: int, stop: int) -> CorruptionError:
         key = self._manifest.objects[number].key
@@ -191,51 +187,3 @@ class Reader:
 def read_size(limits: Limits, options: RestoreOptions) -> int:
     """Return the bytes of one read at the most: whole blocks."""
     return max(1, (options.read_size or limits.read_size) // BLOCK) * BLOCK
-
-
-def _scatter(
-    pieces: Iterable[Piece], start: int, data: npt.NDArray[np.uint8], outs: Sequence[Units]
-) -> None:
-    """Copy bytes of an object, from `start` on, to where they are wanted."""
-    for piece in pieces:
-        ends = piece.offset + piece.dtype.stored_nbytes(piece.chunk.size)
-        if piece.offset < start + len(data) and ends > start:
-            _place(piece, start, data, outs[piece.want])
-
-
-def _place(piece: Piece, start: int, data: npt.NDArray[np.uint8], out: Units) -> None:
-    """Copy what some bytes hold of a piece's chunk to where the piece's box wants it."""
-    dtype = piece.dtype
-    lo = max(start - piece.offset, 0)
-    hi = min(start + len(data) - piece.offset, dtype.stored_nbytes(piece.chunk.size))
-    found = data[piece.offset + lo - start : piece.offset + hi - start]
-    unit, lanes = dtype.unit, dtype.lanes
-    if dtype.bits < 8:
-        units, first = dtype.unpack(found), lo * 8 // dtype.bits
-    else:
-        if lo % unit.itemsize or hi % unit.itemsize:
-            # A unit lies across two pieces, as happens in other programs' files, where offsets are
-            # not aligned: each brings some of its bytes.
-            lanes = (*lanes, unit.itemsize)
-            unit = np.dtype(np.uint8)
-            out = out.reshape(-1).view(unit).reshape(*piece.box.shape, *lanes)
-        units, first = _typed(found, unit), lo // unit.itemsize
-    shape = (*piece.chunk.shape, *lanes)
-    end = min(first + units.size, prod(shape))
-    if piece.chunk == piece.box:
-        out.reshape(-1)[first:end] = units[: end - first]
-        return
-    inside = piece.common.within(piece.chunk).extended(lanes)
-    target = piece.common.within(piece.box).extended(lanes)
-    done = 0
-    for box in range_boxes(shape, first, end):
-        if (part := intersect(box, inside)) is not None:
-            source = units[done : done + box.size].reshape(box.shape)[part.within(box).slices]
-            out[part.within(inside).shifted(target.start).slices] = source
-        done += box.size
-
-
-def _typed(data: npt.NDArray[np.uint8], unit: np.dtype[Any]) -> Units:
-    if data.ctypes.data % unit.itemsize:
-        data = data.copy()  # only another program's file is laid out like this
-    return data.view(unit)

@@ -29,28 +29,37 @@ class Want(NamedTuple):
     box: Box
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class StoredChunk(NamedTuple):
+    """A chunk where a read finds it: the byte of its object at which it begins, and its box."""
+
+    offset: int
+    box: Box
+    dtype: StoredDtype
+
+
+class Piece(NamedTuple):
     """What one wanted box takes from one chunk.
 
     Attributes
     ----------
     want : int
         Number of the wanted box.
-    dtype : StoredDtype
-        Of the leaf.
-    offset : int
-        Byte at which the chunk begins in its object.
-    chunk, box, common : Box
-        The chunk, the wanted box, and what they have in common.
+    chunk : StoredChunk
+        The chunk.
+    inside : Box
+        What both have in common, counted from where the chunk starts.
+    at : tuple of int
+        Where that lies in the wanted box.
+    start, stop : int
+        The object's bytes that hold it, and others between.
     """
 
     want: int
-    dtype: StoredDtype
-    offset: int
-    chunk: Box
-    box: Box
-    common: Box
+    chunk: StoredChunk
+    inside: Box
+    at: tuple[int, ...]
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
@@ -87,12 +96,13 @@ def plan_reads(
     for number, want in enumerate(wants):
         leaf = manifest.leaves[want.leaf]
         dtype, covered = leaf.stored, 0
-        for chunk, obj, offset, common in _meeting(manifest.chunks, want, leaf.shape):
+        for box, obj, offset, common in _meeting(manifest.chunks, want, leaf.shape):
             covered += common.size
-            piece = Piece(number, dtype, offset, chunk, want.box, common)
-            for lo, hi in _byte_ranges(piece, max(gap, align)):
-                ranges.append((obj, lo, hi, len(pieces)))
-            pieces.append(piece)
+            chunk = StoredChunk(offset, box, dtype)
+            inside, at = common.within(box), common.within(want.box).start
+            found = _byte_ranges(chunk, inside, max(gap, align))
+            ranges += [(obj, lo, hi, len(pieces)) for lo, hi in found]
+            pieces.append(Piece(number, chunk, inside, at, found[0][0], found[-1][1]))
         if covered != want.box.size:
             raise ManifestError(f"leaf {leaf.path!r} has no data for all of {want.box}")
     ranges.sort()
@@ -139,16 +149,14 @@ def _meeting(
     return found
 
 
-def _byte_ranges(piece: Piece, gap: int) -> list[tuple[int, int]]:
-    bits = piece.dtype.bits
-    inside = piece.common.within(piece.chunk)
-    if piece.common == piece.chunk:
-        return [(piece.offset, piece.offset + piece.dtype.stored_nbytes(inside.size))]
-    found = spans(piece.chunk.shape, inside, gap * 8 // bits)
-    return [
-        (piece.offset + lo * bits // 8, piece.offset + -(-hi * bits // 8))
-        for lo, hi in found.tolist()
-    ]
+def _byte_ranges(chunk: StoredChunk, inside: Box, gap: int) -> list[tuple[int, int]]:
+    """Return the bytes of an object that hold a part of a chunk, ascending."""
+    offset, box, dtype = chunk
+    if inside.shape == box.shape:
+        return [(offset, offset + dtype.stored_nbytes(box.size))]
+    bits = dtype.bits
+    found = spans(box.shape, inside, gap * 8 // bits).tolist()
+    return [(offset + lo * bits // 8, offset + -(-hi * bits // 8)) for lo, hi in found]
 
 
 def _feed(

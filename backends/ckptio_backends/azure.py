@@ -87,9 +87,9 @@ class AzureBackend(Backend):
         max_part_size=4000 << 20,
         max_parts=50_000,
         max_put=5000 << 20,
-        read_size=32 << 20,
+        read_size=64 << 20,  # each request costs processor time: 30 were 4 % faster than 59
         read_gap=1 << 20,
-        read_buffer=4 << 20,
+        read_buffer=1 << 20,
         concurrency=_REQUESTS,
     )
 

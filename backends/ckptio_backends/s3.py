@@ -69,7 +69,7 @@ class S3Backend(Backend):
         max_put=5 << 30,
         read_size=32 << 20,
         read_gap=1 << 20,
-        read_buffer=4 << 20,
+        read_buffer=1 << 20,
         # Threads that wait for one another's interpreter cost more than they bring.
         concurrency=min(16, max(8, 4 * (os.cpu_count() or 1))),
     )

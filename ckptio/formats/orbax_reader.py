@@ -14,7 +14,7 @@ from ckptio.errors import CkptioError, CorruptionError, UnsupportedFormatError
 from ckptio.manifest import Manifest
 from ckptio.operation import Operation
 from ckptio.options import RestoreOptions
-from ckptio.restore_plan import Piece, Read, Want
+from ckptio.restore_plan import Piece, Read, StoredChunk, Want
 from ckptio.transfer import Transfer
 
 __all__ = ["OrbaxReader", "Stored"]
@@ -85,10 +85,12 @@ class OrbaxReader:
             dtype = self._manifest.leaves[want.leaf].stored
             at = 0
             for box in _pieces(want.box, self._stored[want.leaf].chunk, dtype.itemsize):
-                piece = Piece(number, dtype, 0, want.box, want.box, box)
-                size = box.size * dtype.itemsize
-                reads.append(Read(want.leaf, at, at + size, [piece]))
-                at += size
+                inside, stop = box.within(want.box), at + box.size * dtype.itemsize
+                piece = Piece(
+                    number, StoredChunk(0, want.box, dtype), inside, inside.start, at, stop
+                )
+                reads.append(Read(want.leaf, at, stop, [piece]))
+                at = stop
         return reads
 
     def run(self, reads: Sequence[Read], outs: Sequence[Units]) -> Iterable[Read]:
@@ -96,11 +98,11 @@ class OrbaxReader:
 
         def carry_out(read: Read) -> Read:
             (piece,) = read.pieces
-            units = piece.dtype.as_units(self._read(read.object, piece.common))
-            if piece.dtype.bits < 8:
-                units = units & ((1 << piece.dtype.bits) - 1)
-            target = piece.common.within(piece.box).extended(piece.dtype.lanes)
-            outs[piece.want][target.slices] = units
+            _, box, dtype = piece.chunk
+            units = dtype.as_units(self._read(read.object, piece.inside.shifted(box.start)))
+            if dtype.bits < 8:
+                units = units & ((1 << dtype.bits) - 1)
+            outs[piece.want][piece.inside.extended(dtype.lanes).slices] = units
             self._count(read.stop - read.start)
             return read
 

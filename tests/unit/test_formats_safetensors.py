@@ -176,7 +176,7 @@ def test_elements_that_lie_across_two_reads_come_back_whole(file, size):
     from ckptio.boxes import Box
     from ckptio.formats.safetensors import manifest_of_file
     from ckptio.memory import MemoryBackend
-    from ckptio.reader import _scatter
+    from ckptio.placing import by_chunk, scatter
     from ckptio.restore_plan import Want, plan_reads
 
     backend = MemoryBackend(f"memory://unaligned-{uuid4().hex}")
@@ -195,7 +195,7 @@ def test_elements_that_lie_across_two_reads_come_back_whole(file, size):
                 wanted.append(found)
     for read in plan_reads(manifest, wants, align=1, gap=3, size=size):
         part = np.frombuffer(data[read.start : read.stop], np.uint8)
-        _scatter(read.pieces, read.start, part, outs)
+        scatter(by_chunk(read.pieces), read.start, part, outs)
     for want, out, found in zip(wants, outs, wanted, strict=True):
         assert manifest.leaves[want.leaf].stored.from_units(out).tobytes() == found.tobytes()
 
