@@ -22,7 +22,6 @@ from ckptio.transfer import Transfer
 __all__ = ["Reader"]
 
 _LEAST_SHARE = 8 << 20  # bytes for which a request of their own is worth it
-_CACHED = 1 << 20  # bytes that are still in the processor's cache after their checksum
 
 
 class Reader:
@@ -138,17 +137,15 @@ class Reader:
         def take(data: memoryview) -> None:
             nonlocal at, suspect
             self._count(len(data))
-            for begin in range(0, len(data), _CACHED):
-                piece = data[begin : begin + _CACHED]
-                if check is not None and (block := check.damaged(piece)):
-                    suspect = block
-                    raise CorruptionError(
-                        f"{self._backend.describe(key)} is damaged: the checksum of bytes "
-                        f"{block[0]}:{block[1]} does not match"
-                    )
-                # Before all of its block is checked: nobody is given arrays of a failed read.
-                scatter(fed, at, np.frombuffer(piece, np.uint8), outs)
-                at += len(piece)
+            if check is not None and (block := check.damaged(data)):
+                suspect = block
+                raise CorruptionError(
+                    f"{self._backend.describe(key)} is damaged: the checksum of bytes "
+                    f"{block[0]}:{block[1]} does not match"
+                )
+            # Before all of its block is checked: nobody is given arrays of a failed read.
+            scatter(fed, at, np.frombuffer(data, np.uint8), outs)
+            at += len(data)
 
         try:
             if self._backend.limits.read_buffer:
