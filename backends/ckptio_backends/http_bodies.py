@@ -21,8 +21,8 @@ from ckptio.errors import StoreUnavailableError
 __all__ = ["ignore", "receive"]
 
 _WAKE = 256 << 10
-"""Bytes of a body for which a thread is woken: waking it for each packet costs the one who sends,
-a server on the same machine, a fifth of its processor time."""
+"""Bytes of a body for which a thread is woken. Waking it for each packet costs its sender, if that is
+on the same machine: of one server's time in the kernel a fifth."""
 
 _TAIL = 2 * _WAKE  # a body's last bytes, of which some may be in a buffer of http.client's or TLS's
 
@@ -114,7 +114,7 @@ class _Waits:
 
 
 def _wake_at(sock: Any, count: int) -> int:
-    """Return how much the socket's buffer holds."""
+    """Set the bytes that wake a waiting reader; return how many the socket's buffer holds."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
     held: int = sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
     return held
