@@ -21,8 +21,8 @@ from ckptio.errors import StoreUnavailableError
 __all__ = ["ignore", "receive"]
 
 _WAKE = 256 << 10
-"""Bytes of a body for which a thread is woken. Waking it for each packet costs its sender, if that is
-on the same machine: of one server's time in the kernel a fifth."""
+"""Bytes of a body for which a thread is woken. Waking it for each packet costs its sender, if that
+is on the same machine: of one server's time in the kernel a fifth."""
 
 _TAIL = 2 * _WAKE  # a body's last bytes, of which some may be in a buffer of http.client's or TLS's
 
